@@ -1,0 +1,42 @@
+# make book   sets up, measures this machine, builds the book
+# make test   sets up and runs every test
+# Each makes its own environment in .venv; PYTHON chooses the interpreter (3.11 or newer).
+
+PYTHON ?= python3
+BIN := .venv/bin
+ARGS ?=
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: book test check browser clean
+
+book: .venv/book
+	$(BIN)/prefill-decode book $(ARGS)
+
+test: .venv/test browser check
+	$(BIN)/python -m pytest $(ARGS)
+
+check: .venv/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# The site's tests click through the pages in a real Chromium: the system's, or Playwright's own.
+browser: .venv/test
+	$(BIN)/python tests/install_browser.py
+
+.venv/python: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("the book needs Python 3.11 or newer; set PYTHON=..." if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	touch $@
+
+.venv/book: .venv/python pyproject.toml
+	@echo "setting up: a few minutes, about 1.5 GB"
+	$(PIP) --editable '.[book]'
+	touch $@
+
+.venv/test: .venv/book
+	$(PIP) --editable '.[test]'
+	touch $@
+
+clean:
+	rm -rf _build .venv

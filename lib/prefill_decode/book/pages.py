@@ -1,0 +1,147 @@
+"""Pages: what the book says about records, as Markdown: verdict tables, provenance, the README's
+table.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prefill_decode.book.project import Project
+from prefill_decode.hardware import Hardware
+from prefill_decode.plots import Figure, phases_on_the_roofline
+from prefill_decode.plots.tables import SIGNS, format_interval, table
+from prefill_decode.results import Record, interval_of
+from prefill_decode.units import format_seconds
+
+ROOFLINE_CLAIM = "prefill_is_compute_bound"
+
+
+def claims_table(project: Project, records: Sequence[Record], link: str, extension: str) -> str:
+    """Every claim and its verdict on every recorded machine; titles link to
+    LINK/CHAPTER.EXTENSION.
+    """
+    machines = {record["machine"]["slug"]: record["machine"]["title"] for record in records}
+    verdicts = {(r["claim"], r["machine"]["slug"]): r["verdict"]["outcome"] for r in records}
+    rows = []
+    for chapter in project.chapters():
+        outcomes = [verdicts.get((chapter, slug)) for slug in machines]
+        cells = [f"{SIGNS[outcome]} {outcome}" if outcome else "not run" for outcome in outcomes]
+        rows.append([f"[{project.title(chapter)}]({link}/{chapter}.{extension})", *cells])
+    return table(["claim", *machines.values()], rows)
+
+
+def phases_figure(records: Sequence[Record], prefer_slug: str | None = None) -> Figure | None:
+    """The roofline with a decode and the prefills of one record on it: this machine's, or the
+    newest.
+    """
+    candidates = [record for record in records if record["claim"] == ROOFLINE_CLAIM]
+    if not candidates:
+        return None
+    chosen = max(candidates, key=lambda r: (r["machine"]["slug"] == prefer_slug, r["date"]))
+    ceilings = chosen["ceilings"]
+    hardware = Hardware(
+        chosen["machine"]["title"],
+        ceilings["dtype"],
+        ceilings["peak_flops_per_s"],
+        ceilings["bandwidth_bytes_per_s"],
+        ceilings["source"],
+    )
+    steps = [p for p in chosen["points"] if p["new_tokens"] > 1 or p["step"].startswith("decode")]
+    ordered = sorted(steps, key=lambda point: float(point["flops"] / point["bytes"]))
+    return phases_on_the_roofline(ordered, hardware)
+
+
+def results_page(project: Project, records: Sequence[Record]) -> str:
+    """Every prediction and control of every record, with intervals."""
+    lines = []
+    for chapter in project.chapters():
+        mine = [record for record in records if record["claim"] == chapter]
+        lines.append(f"## {project.title(chapter)}\n")
+        lines += [_record_section(record) for record in mine] or ["Not run yet.\n"]
+    return "\n".join(lines)
+
+
+def provenance(record: Record) -> str:
+    """Where the numbers of a chapter come from, in one strip."""
+    machine, model = record["machine"], record["model"]
+    values = [f"{name} = {_plain(value)}" for name, value in record["parameters"].items()]
+    facts = [
+        f"**{machine['title']}**",
+        record["date"][:10],
+        f"{record['measuring_s']:.0f} s of measuring",
+        f"{model['name']}, {model['dtype']}",
+        f"torch {machine['torch']}, Python {machine['python']}",
+        f"library {record['library_version']}, commit {record['commit'] or 'unknown'}",
+        f"seed {record['seed']}, {', '.join(values)}",
+    ]
+    return ":::{div} provenance\nMeasured on " + " · ".join(facts) + "\n:::"
+
+
+def fill(template: str, parts: Mapping[str, str]) -> str:
+    """`template` with every <!-- name --> replaced by its part. ValueError for an unknown one."""
+
+    def part(found: re.Match[str]) -> str:
+        if found.group(1) not in parts:
+            raise ValueError(f"a page asks for {found.group(0)}, but only {', '.join(parts)} exist")
+        return parts[found.group(1)]
+
+    return re.sub(r"<!-- ([a-z-]+) -->", part, template)
+
+
+def refresh_readme(project: Project, records: Sequence[Record], readme: Path) -> None:
+    """Rewrite the README's claims table and the figure it shows from the records."""
+    text = readme.read_text(encoding="utf-8")
+    rows = claims_table(project, records, "notebooks", "ipynb")
+    pattern = r"(?s)(<!-- claims -->\n).*?(\n<!-- end of claims -->)"
+    readme.write_text(re.sub(pattern, lambda m: m[1] + rows + m[2], text), encoding="utf-8")
+    figure = phases_figure(records)
+    if figure is not None:
+        path = project.results / "phases.svg"
+        path.write_text(figure.standalone() + "\n", encoding="utf-8")
+
+
+def verdict_lines(project: Project, records: Sequence[Record], slug: str) -> list[str]:
+    """One line a chapter for a terminal: its verdict on this machine and why."""
+    verdicts = {r["claim"]: r["verdict"] for r in records if r["machine"]["slug"] == slug}
+    lines = []
+    for chapter in project.chapters():
+        verdict = verdicts.get(chapter)
+        if verdict is None:
+            lines.append(f"  - {chapter}: not run on this machine")
+            continue
+        outcome = verdict["outcome"]
+        lines.append(f"  {SIGNS[outcome]} {chapter}: {outcome}; {verdict['reason']}")
+    return lines
+
+
+def _record_section(record: Record) -> str:
+    rows = [_metric_row(metric) for metric in record["metrics"]]
+    verdict = record["verdict"]
+    header = ("what", "claim expects", "rival expects", "measured, 95%", "n", "says")
+    slowest = max(record["points"], key=lambda point: float(point["time_s"]["median"]))
+    return (
+        f"### {record['machine']['title']}\n\n"
+        f"{SIGNS[verdict['outcome']]} **{verdict['outcome']}**: {verdict['reason']}.\n\n"
+        f"{table(header, rows)}\n\n"
+        f"{record['date'][:10]}, {record['model']['name']} in {record['model']['dtype']}; "
+        f"longest step "
+        f"{slowest['step']}, {format_seconds(slowest['time_s']['median'])}.\n"
+    )
+
+
+def _metric_row(metric: Mapping[str, Any]) -> tuple[str, ...]:
+    prefix = "control: " if metric["role"] == "control" else ""
+    measured = interval_of(metric["measured"])
+    return (
+        prefix + metric["name"],
+        f"{metric['expected']:.3g}",
+        f"{metric['rival']:.3g}",
+        format_interval(measured),
+        str(measured.n),
+        f"{SIGNS[metric['outcome']]} {metric['outcome']}",
+    )
+
+
+def _plain(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,67 @@
+"""Project: where the book's parts lie, and which chapters it has.
+
+Chapter order lives in _toc.yml and nowhere else; a chapter's title is the first heading of its
+notebook."""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+import nbformat
+import yaml
+
+
+@dataclass(frozen=True)
+class Project:
+    root: Path
+    results: Path  # records, CLAIM/MACHINE.json
+    build: Path  # everything generated
+
+    def notebook(self, chapter: str) -> Path:
+        return self.root / "notebooks" / f"{chapter}.ipynb"
+
+    def chapters(self) -> list[str]:
+        """Chapter names in reading order. ValueError if the toc names a notebook that is not
+        there.
+        """
+        toc = yaml.safe_load((self.root / "_toc.yml").read_text(encoding="utf-8"))
+        entries = [entry["file"] for part in toc["parts"] for entry in part["chapters"]]
+        names = [Path(entry).name for entry in entries if entry.startswith("notebooks/")]
+        missing = [name for name in names if not self.notebook(name).is_file()]
+        if missing:
+            raise ValueError(
+                f"_toc.yml names notebooks that are not there: {', '.join(missing)}; "
+                "add the file or remove the line"
+            )
+        return names
+
+    def chosen(self, wanted: list[str]) -> list[str]:
+        """The wanted chapters in reading order, all when none is named. ValueError for unknown
+        ones.
+        """
+        names = self.chapters()
+        for name in wanted:
+            if name not in names:
+                near = get_close_matches(name, names, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ValueError(f"claim must be one of {', '.join(names)}; got {name!r}{hint}")
+        return [name for name in names if not wanted or name in wanted]
+
+    def title(self, chapter: str) -> str:
+        notebook = nbformat.read(self.notebook(chapter), as_version=4)
+        return str(notebook.cells[0].source.splitlines()[0].removeprefix("# "))
+
+
+def find_project(start: Path, results: Path | None = None, build: Path | None = None) -> Project:
+    """The checkout that holds `start`. ValueError outside of one."""
+    for folder in (start, *start.parents):
+        if (folder / "_toc.yml").is_file() and (folder / "notebooks").is_dir():
+            return Project(
+                folder,
+                (results or folder / "book" / "results").absolute(),
+                (build or folder / "_build").absolute(),
+            )
+    raise ValueError(
+        f"{start} is not inside a checkout of the book (no _toc.yml beside a notebooks folder); "
+        "change to one, or clone it"
+    )

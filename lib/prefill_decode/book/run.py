@@ -1,0 +1,179 @@
+"""Run: execute one chapter's notebook with papermill, once for each state of what it depends on.
+
+A run is kept as BUILD/runs/CHAPTER.KEY.ipynb. The key hashes the notebook, the parameters, the
+library, the pinned versions and the machine, so a chapter is run again exactly when one of them
+has changed. Whatever stops a run, the chapters that finished before it stay finished, earlier
+records stay as they were, and the cells that did run are kept in BUILD/failed."""
+
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from prefill_decode.book.project import Project
+
+KERNEL_NAME = "prefill-decode"
+CELL_TIMEOUT_S = 1800
+
+
+class ChapterFailure(Exception):
+    """A chapter that did not finish, said in one sentence; `kept` holds the cells that did run."""
+
+    def __init__(self, chapter: str, reason: str, kept: Path | None) -> None:
+        self.chapter, self.reason, self.kept = chapter, reason, kept
+        super().__init__(
+            f"{chapter}: {reason}" + (f"; the cells that ran are kept in {kept}" if kept else "")
+        )
+
+
+def run_chapter(
+    project: Project,
+    chapter: str,
+    parameters: Mapping[str, Any],
+    machine_slug: str,
+    cell_timeout_s: int = CELL_TIMEOUT_S,
+    progress: bool = False,
+) -> tuple[Path, bool]:
+    """The executed notebook, and whether it had to be run now. ChapterFailure if it does not
+    finish.
+    """
+    done = _run_path(project, chapter, parameters, machine_slug)
+    record = project.results / chapter / f"{machine_slug}.json"
+    if done.is_file() and record.is_file():
+        return done, False
+    partial = done.with_suffix(".partial.ipynb")
+    done.parent.mkdir(parents=True, exist_ok=True)
+    injected = {**parameters, "results_dir": str(project.results)}
+    try:
+        _execute(project, chapter, injected, partial, cell_timeout_s, progress)
+    except KeyboardInterrupt:
+        raise ChapterFailure(chapter, "interrupted", _keep(project, chapter, partial)) from None
+    except Exception as error:
+        reason = _explain(error, partial, cell_timeout_s)
+        raise ChapterFailure(chapter, reason, _keep(project, chapter, partial)) from error
+    for older in done.parent.glob(f"{chapter}.*.ipynb"):
+        if older != partial:
+            older.unlink()
+    partial.rename(done)
+    return done, True
+
+
+def _execute(
+    project: Project,
+    chapter: str,
+    parameters: dict[str, Any],
+    output: Path,
+    cell_timeout_s: int,
+    progress: bool,
+) -> None:
+    import papermill
+
+    logging.getLogger("papermill").setLevel(logging.ERROR)  # parameters were checked more strictly
+    with private_kernel():
+        papermill.execute_notebook(
+            str(project.notebook(chapter)),
+            str(output),
+            parameters=parameters,
+            kernel_name=KERNEL_NAME,
+            language="python",
+            cwd=str(project.root),
+            progress_bar=progress,
+            execution_timeout=cell_timeout_s,
+            request_save_on_cell_execute=True,
+        )
+
+
+@contextmanager
+def private_kernel() -> Iterator[None]:
+    """A kernel that is this very Python, found in a folder of its own.
+
+    A user's kernel named python3, start-up files or a second run on this machine cannot get in
+    its way."""
+    with tempfile.TemporaryDirectory(prefix="prefill-decode-") as name:
+        folder = Path(name)
+        kernel = folder / "kernels" / KERNEL_NAME
+        kernel.mkdir(parents=True)
+        argv = [sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher"]
+        spec = {
+            "argv": [*argv, "--log-level=40", "-f", "{connection_file}"],  # errors only
+            "display_name": "Python 3",
+            "language": "python",
+        }
+        (kernel / "kernel.json").write_text(json.dumps(spec))
+        changed = {
+            "JUPYTER_DATA_DIR": str(folder),
+            "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+            "IPYTHONDIR": str(folder / "ipython"),
+        }
+        before = {key: os.environ.get(key) for key in changed}
+        os.environ.update(changed)
+        try:
+            yield
+        finally:
+            for key, value in before.items():
+                if value is None:
+                    del os.environ[key]
+                else:
+                    os.environ[key] = value
+
+
+def _run_path(
+    project: Project, chapter: str, parameters: Mapping[str, Any], machine_slug: str
+) -> Path:
+    package = Path(__file__).parents[1]
+    sources = [
+        path
+        for path in sorted(package.rglob("*"))
+        if path.suffix in (".py", ".json") and "book" not in path.parts[len(package.parts) :]
+    ]
+    pins = project.root / "constraints.txt"
+    digest = sha256(json.dumps([parameters, machine_slug], sort_keys=True).encode())
+    for path in [project.notebook(chapter), pins, *sources]:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return project.build / "runs" / f"{chapter}.{digest.hexdigest()[:12]}.ipynb"
+
+
+def _explain(error: Exception, partial: Path, cell_timeout_s: int) -> str:
+    """One sentence: which cell was running and what stopped it."""
+    kind = type(error).__name__
+    where = _last_started_cell(partial)
+    if kind == "DeadKernelError":
+        return f"the kernel died in {where}; short of memory? see prefill-decode doctor"
+    if kind == "CellTimeoutError":
+        return f"{where} ran longer than {cell_timeout_s} s; raise --timeout or lower --budget"
+    if kind == "PapermillExecutionError":
+        return f"{where} raised {getattr(error, 'ename', '')}: {getattr(error, 'evalue', '')}"
+    return f"{where} did not run: {kind}: {error}"
+
+
+def _last_started_cell(partial: Path) -> str:
+    if not partial.is_file():
+        return "the first cell"
+    cells = nbformat.read(partial, as_version=4).cells
+    started = [
+        index
+        for index, cell in enumerate(cells)
+        if cell.metadata.get("papermill", {}).get("status") in ("running", "failed")
+    ]
+    if not started:
+        return "the first cell"
+    cell = cells[started[-1]]
+    return f"cell {cell.get('id', started[-1])} ({cell.source.strip().splitlines()[0][:60]!r})"
+
+
+def _keep(project: Project, chapter: str, partial: Path) -> Path | None:
+    if not partial.is_file():
+        return None
+    kept = project.build / "failed" / f"{chapter}.ipynb"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(partial, kept)
+    return kept

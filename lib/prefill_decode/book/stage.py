@@ -1,0 +1,143 @@
+"""Stage: mirror the checkout with executed notebooks and filled pages, and build HTML from the
+mirror.
+
+The mirror keeps every path of the checkout, so the links to source, Colab, Binder and download
+that Jupyter Book writes open files that are really there."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import nbformat
+import yaml
+
+from prefill_decode.book.pages import claims_table, fill, phases_figure, provenance, results_page
+from prefill_decode.book.project import Project
+from prefill_decode.results import Record
+
+NOT_RUN = """```{{warning}}
+This chapter has not been run on this machine: {reason}
+```"""
+
+
+def stage(
+    project: Project,
+    runs: Mapping[str, Path],
+    failures: Mapping[str, str],
+    records: Sequence[Record],
+    slug: str,
+    repository_url: str | None = None,
+) -> Path:
+    """Build the mirror afresh under BUILD/src and return it.
+
+    `runs` are executed notebooks by chapter; a chapter without one is staged as it is, with the
+    reason in `failures` above it. `repository_url` replaces the address in _config.yml, for
+    forks."""
+    source = project.build / "src"
+    shutil.rmtree(source, ignore_errors=True)
+    (source / "notebooks").mkdir(parents=True)
+    config = yaml.safe_load((project.root / "_config.yml").read_text(encoding="utf-8"))
+    original_url = config["repository"]["url"]
+    url = repository_url or original_url
+    config["repository"]["url"] = url
+    (source / "_config.yml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    shutil.copy(project.root / "_toc.yml", source)
+    shutil.copytree(
+        project.root / "book", source / "book", ignore=shutil.ignore_patterns("results")
+    )
+    by_claim = {r["claim"]: r for r in records if r["machine"]["slug"] == slug}
+    for chapter in project.chapters():
+        notebook = nbformat.read(runs.get(chapter, project.notebook(chapter)), as_version=4)
+        note = (
+            provenance(by_claim[chapter])
+            if chapter in runs
+            else NOT_RUN.format(reason=failures.get(chapter, "it was left out"))
+        )
+        published = publishable(notebook, note)
+        for cell in published.cells:
+            cell.source = cell.source.replace(original_url, url)
+        nbformat.write(published, source / "notebooks" / f"{chapter}.ipynb")
+    figure = phases_figure(records, prefer_slug=slug)
+    parts = {
+        "claims": claims_table(project, records, "../notebooks", "ipynb"),
+        "phases-figure": figure._repr_html_() if figure else "",
+        "results": results_page(project, records),
+        "repository": url,
+    }
+    for page in source.glob("book/*.md"):
+        page.write_text(fill(page.read_text(encoding="utf-8"), parts), encoding="utf-8")
+    return source
+
+
+def publishable(notebook: nbformat.NotebookNode, note: str) -> nbformat.NotebookNode:
+    """A copy without papermill's traces, with `note` below the title.
+
+    ValueError if a cell failed or wrote to stderr: such a page would show it to every reader.
+    """
+    cells = []
+    for cell in notebook.cells:
+        tags = cell.metadata.get("tags", [])
+        outputs = cell.get("outputs", [])
+        if any(out.output_type == "error" or out.get("name") == "stderr" for out in outputs):
+            raise ValueError(
+                f"cell {cell.get('id')} failed or wrote to stderr; its first words: "
+                f"{str(outputs[0])[:200]}"
+            )
+        if "injected-parameters" in tags:
+            cell = _injected(cell)
+            if cell is None:
+                continue
+        cell.metadata.pop("papermill", None)
+        cell.metadata.pop("execution", None)
+        cells.append(cell)
+    strip = nbformat.v4.new_markdown_cell(note, id="provenance")
+    metadata = {key: notebook.metadata[key] for key in ("kernelspec", "language_info")}
+    metadata["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    published: nbformat.NotebookNode = nbformat.v4.new_notebook(
+        cells=[cells[0], strip, *cells[1:]], metadata=metadata
+    )
+    return published
+
+
+def _injected(cell: nbformat.NotebookNode) -> nbformat.NotebookNode | None:
+    """The cell that papermill added, less this machine's own folder; None if nothing is left."""
+    lines = [
+        line
+        for line in cell.source.splitlines()
+        if line.strip() and not line.startswith(("# Parameters", "results_dir"))
+    ]
+    if not lines:
+        return None
+    cell.source = "\n".join(["# this run's values", *lines])
+    cell.id = "run-values"
+    return cell
+
+
+def build_html(project: Project, source: Path) -> Path:
+    """Build the mirror with Jupyter Book, warnings being errors. The path of the cover.
+
+    ValueError with the builder's warnings if it fails.
+    """
+    command = [
+        *(sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build"),
+        *(str(source), "--path-output", str(project.build), "--toc", str(source / "_toc.yml")),
+        *("--all", "-W", "--keep-going", "--quiet"),
+    ]
+    shutil.rmtree(project.build / "_build", ignore_errors=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    log = project.build / "build.log"
+    log.write_text(done.stdout + done.stderr, encoding="utf-8")
+    if done.returncode:
+        lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
+        causes = [
+            line
+            for line in lines
+            if any(word in line for word in ("WARNING", "ERROR", "Could not"))
+        ] or lines[-5:]
+        raise ValueError(f"the pages could not be built; all is in {log}:\n" + "\n".join(causes))
+    html = project.build / "html"
+    shutil.rmtree(html, ignore_errors=True)
+    shutil.move(project.build / "_build" / "html", html)
+    return html / "index.html"

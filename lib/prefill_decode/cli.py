@@ -1,0 +1,277 @@
+"""The command `prefill-decode`: arguments only; every verb is a few calls into the library.
+
+Exit codes: 0 fine, 1 a finding (a chapter that failed, a machine that will lie), 2 unusable input.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prefill_decode import __version__
+
+if TYPE_CHECKING:
+    from prefill_decode.book import Project
+    from prefill_decode.measure import Machine
+
+FINE, FINDING, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code. What a user did wrong is a sentence, never a traceback."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.verb(options))
+    except ValueError as error:
+        print(f"prefill-decode: {error}", file=sys.stderr)
+        return UNUSABLE
+    except ModuleNotFoundError as error:
+        print(
+            f"prefill-decode: this command needs {error.name}, which is not installed; "
+            "run make book, or pip install 'prefill-decode[book]'",
+            file=sys.stderr,
+        )
+        return UNUSABLE
+    except OSError as error:
+        print(f"prefill-decode: {error}", file=sys.stderr)
+        return UNUSABLE
+    except KeyboardInterrupt:
+        print("prefill-decode: interrupted; what had finished is kept", file=sys.stderr)
+        return INTERRUPTED
+
+
+def list_claims(options: argparse.Namespace) -> int:
+    """Claims, their notebooks, the last verdict on this machine."""
+    from prefill_decode import measure, results
+
+    project = _project(options)
+    slug = measure.describe_machine(options.device).slug
+    records, problems = results.load_all(project.results)
+    _warn(problems)
+    verdicts = {r["claim"]: r for r in records if r["machine"]["slug"] == slug}
+    for chapter in project.chapters():
+        record = verdicts.get(chapter)
+        last = (
+            f"{record['verdict']['outcome']}, {record['date'][:10]}" if record else "not run here"
+        )
+        print(f"{chapter}\n    {project.title(chapter)}\n    notebooks/{chapter}.ipynb\n    {last}")
+    return FINDING if problems else FINE
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """What on this machine will make numbers lie, and the mend."""
+    from prefill_decode import measure
+
+    machine = measure.describe_machine(options.device)
+    findings = measure.examine(machine)
+    if options.json:
+        found = [{"problem": f.problem, "mend": f.mend} for f in findings]
+        _print_json({"machine": machine.as_dict(), "findings": found})
+    else:
+        print(f"{machine.title}: device {machine.device}, {machine.threads} threads")
+        for finding in findings:
+            print(f"  {finding.problem}\n    -> {finding.mend}")
+        if not findings:
+            print("  nothing found that would make numbers lie")
+    return FINDING if findings else FINE
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure the named claims, or all of them."""
+    from prefill_decode import measure
+
+    project = _project(options)
+    chapters = project.chosen(options.claims)
+    machine = measure.describe_machine(options.device)
+    _, failures = _run_chapters(project, chapters, options, machine)
+    _print_verdicts(project, machine)
+    return _exit_code(failures)
+
+
+def book(options: argparse.Namespace) -> int:
+    """Measure what is stale, refresh the pages, build the HTML."""
+    from prefill_decode import book as publishing
+    from prefill_decode import measure, results
+
+    project = _project(options)
+    machine = measure.describe_machine(options.device)
+    runs, failures = _run_chapters(project, project.chapters(), options, machine)
+    if INTERRUPTED in failures.values():
+        return INTERRUPTED
+    records, problems = results.load_all(project.results)
+    _warn(problems)
+    print("building the pages ...", file=sys.stderr)
+    reasons = {chapter: str(reason) for chapter, reason in failures.items()}
+    source = publishing.stage(project, runs, reasons, records, machine.slug, options.repository_url)
+    cover = publishing.build_html(project, source)
+    _print_verdicts(project, machine)
+    print(f"\nopen {cover}")
+    return FINDING if failures or problems else FINE
+
+
+def show_results(options: argparse.Namespace) -> int:
+    """Every verdict on every machine."""
+    from prefill_decode import book as publishing
+    from prefill_decode import results
+
+    project = _project(options)
+    records, problems = results.load_all(project.results)
+    _warn(problems)
+    if options.write_readme:
+        publishing.refresh_readme(project, records, project.root / "README.md")
+    if options.json:
+        _print_json({"records": records, "problems": problems})
+    else:
+        print(publishing.claims_table(project, records, "notebooks", "ipynb"))
+    return UNUSABLE if problems else FINE
+
+
+def _run_chapters(
+    project: "Project",
+    chapters: Sequence[str],
+    options: argparse.Namespace,
+    machine: "Machine",
+) -> tuple[dict[str, Path], dict[str, Any]]:
+    """Executed notebooks and failures by chapter, one chapter at a time: two would disturb each
+    other.
+    """
+    from prefill_decode.book.parameters import check_parameters, parse_assignments
+    from prefill_decode.book.run import ChapterFailure, run_chapter
+
+    given = parse_assignments(options.parameter)
+    given["device"] = machine.device
+    if options.budget is not None:
+        given["budget_s"] = options.budget
+    checked = {name: check_parameters(project.notebook(name), given) for name in chapters}
+    runs: dict[str, Path] = {}
+    failures: dict[str, Any] = {}
+    for number, name in enumerate(chapters, start=1):
+        print(f"[{number}/{len(chapters)}] {name} ...", file=sys.stderr, flush=True)
+        try:
+            runs[name], ran = run_chapter(
+                project, name, checked[name], machine.slug, options.timeout, sys.stderr.isatty()
+            )
+            print(
+                f"[{number}/{len(chapters)}] {name}: {'done' if ran else 'up to date'}",
+                file=sys.stderr,
+            )
+        except ChapterFailure as failure:
+            print(f"prefill-decode: {failure}", file=sys.stderr)
+            failures[name] = failure
+            if failure.reason == "interrupted":
+                print("prefill-decode: run again to go on from here", file=sys.stderr)
+                failures[name] = INTERRUPTED
+                break
+    return runs, failures
+
+
+def _exit_code(failures: dict[str, Any]) -> int:
+    if INTERRUPTED in failures.values():
+        return INTERRUPTED
+    return FINDING if failures else FINE
+
+
+def _print_verdicts(project: "Project", machine: "Machine") -> None:
+    from prefill_decode import results
+    from prefill_decode.book.pages import verdict_lines
+
+    records, _ = results.load_all(project.results)
+    print(f"\nverdicts on {machine.title}:")
+    print("\n".join(verdict_lines(project, records, machine.slug)))
+
+
+def _project(options: argparse.Namespace) -> "Project":
+    from prefill_decode.book import find_project
+
+    return find_project(Path.cwd(), options.results, options.build)
+
+
+def _warn(problems: Sequence[str]) -> None:
+    for problem in problems:
+        print(f"prefill-decode: {problem}", file=sys.stderr)
+
+
+def _print_json(document: Any) -> None:
+    print(json.dumps(document, indent=1, allow_nan=False))
+
+
+def _positive_seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a positive number of seconds; got {text!r}")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="prefill-decode", description="The book on LLM inference that measures itself."
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    verbs = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def verb(name: str, function: Any, *, device: bool = True) -> argparse.ArgumentParser:
+        added = verbs.add_parser(name, help=function.__doc__, description=function.__doc__)
+        added.set_defaults(verb=function)
+        if device:
+            added.add_argument(
+                "--device",
+                default="auto",
+                choices=["auto", "cpu", "cuda", "mps"],
+                help="what to measure on (default: the fastest there is)",
+            )
+        return added
+
+    def folders(added: argparse.ArgumentParser) -> None:
+        added.add_argument("--results", type=Path, metavar="FOLDER", help="records (book/results)")
+        added.add_argument("--build", type=Path, metavar="FOLDER", help="generated files (_build)")
+
+    def measuring(added: argparse.ArgumentParser) -> None:
+        folders(added)
+        added.add_argument(
+            "-p",
+            "--parameter",
+            action="append",
+            default=[],
+            metavar="NAME=VALUE",
+            help="set a parameter of the notebooks; may be repeated",
+        )
+        added.add_argument(
+            "--budget",
+            type=_positive_seconds,
+            metavar="SECONDS",
+            help="how long each notebook may measure (default: its own budget_s)",
+        )
+        added.add_argument(
+            "--timeout",
+            type=int,
+            default=1800,
+            metavar="SECONDS",
+            help="longest that one cell may run (default: 1800)",
+        )
+
+    folders(verb("list", list_claims))
+    verb("doctor", doctor).add_argument("--json", action="store_true")
+    runs = verb("run", run)
+    runs.add_argument(
+        "claims", nargs="*", metavar="CLAIM", help="as `list` names them; all if none"
+    )
+    measuring(runs)
+    building = verb("book", book)
+    measuring(building)
+    building.add_argument("--repository-url", metavar="URL", help="links point there (for forks)")
+    showing = verb("results", show_results, device=False)
+    folders(showing)
+    showing.add_argument("--json", action="store_true")
+    showing.add_argument(
+        "--write-readme", action="store_true", help="refresh the README's table and figure"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

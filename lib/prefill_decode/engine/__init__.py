@@ -1,0 +1,9 @@
+"""Engine: run a step, for real, in torch.
+
+A Llama-like decoder with random weights: their values do not change the time, their bytes do. One
+path, `Engine.forward`, runs prefill, decode and steps that mix them."""
+
+from prefill_decode.engine.engine import Engine, SequenceChunk
+from prefill_decode.engine.step_runner import StepRunner, choose_model
+
+__all__ = ["Engine", "SequenceChunk", "StepRunner", "choose_model"]

@@ -1,0 +1,72 @@
+"""Weights: random ones, by seed, in the shapes of a ModelSpec.
+
+Normal with standard deviation 0.02, as Llama-like models are initialised, so that activations
+stay in the range of real ones and no product meets denormal numbers."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from prefill_decode.engine.linear import Linear
+from prefill_decode.model_spec import ModelSpec
+
+STANDARD_DEVIATION = 0.02
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    attention_norm: Tensor  # [hidden]
+    qkv: Linear  # [(H + 2K) D, hidden]: queries, keys, values, head by head
+    query_norm: Tensor | None  # [D]
+    key_norm: Tensor | None  # [D]
+    attention_out: Linear  # [hidden, H D]
+    mlp_norm: Tensor  # [hidden]
+    gate: Linear  # [ffn, hidden]
+    up: Linear  # [ffn, hidden]
+    down: Linear  # [hidden, ffn]
+
+
+@dataclass(frozen=True)
+class Weights:
+    embedding: Tensor  # [vocab, hidden]
+    layers: list[LayerWeights]
+    final_norm: Tensor  # [hidden]
+    lm_head: Linear  # [vocab, hidden]
+
+
+def random_weights(model: ModelSpec, device: str, seed: int) -> Weights:
+    """Weights on `device` in the model's dtype. The same seed and device give the same weights."""
+    dtype = getattr(torch, model.dtype)
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        values = torch.empty(rows, columns, dtype=dtype, device=device)
+        return values.normal_(std=STANDARD_DEVIATION, generator=generator)
+
+    def gains(size: int) -> Tensor:
+        return torch.ones(size, dtype=dtype, device=device)
+
+    def layer() -> LayerWeights:
+        qkv_size = model.query_size + 2 * model.kv_size
+        bias = matrix(1, qkv_size)[0] if model.qkv_bias else None
+        return LayerWeights(
+            attention_norm=gains(model.hidden_size),
+            qkv=Linear(matrix(qkv_size, model.hidden_size), bias),
+            query_norm=gains(model.head_dim) if model.qk_norm else None,
+            key_norm=gains(model.head_dim) if model.qk_norm else None,
+            attention_out=Linear(matrix(model.hidden_size, model.query_size)),
+            mlp_norm=gains(model.hidden_size),
+            gate=Linear(matrix(model.intermediate_size, model.hidden_size)),
+            up=Linear(matrix(model.intermediate_size, model.hidden_size)),
+            down=Linear(matrix(model.hidden_size, model.intermediate_size)),
+        )
+
+    embedding = matrix(model.vocab_size, model.hidden_size)
+    lm_head = embedding if model.tied_embeddings else matrix(model.vocab_size, model.hidden_size)
+    return Weights(
+        embedding=embedding,
+        layers=[layer() for _ in range(model.num_layers)],
+        final_norm=gains(model.hidden_size),
+        lm_head=Linear(lm_head),
+    )

@@ -1,0 +1,18 @@
+"""Measure: time steps, find this machine's ceilings, describe the machine and what disturbs it."""
+
+from prefill_decode.measure.ceilings import Ceilings, measure_ceilings
+from prefill_decode.measure.doctor import Finding, examine
+from prefill_decode.measure.machine import Machine, describe_machine
+from prefill_decode.measure.timer import Kernel, Timings, interleave
+
+__all__ = [
+    "Ceilings",
+    "Finding",
+    "Kernel",
+    "Machine",
+    "Timings",
+    "describe_machine",
+    "examine",
+    "interleave",
+    "measure_ceilings",
+]

@@ -1,0 +1,105 @@
+"""Ceilings: the matrix rate and the read bandwidth of this device, measured, for one dtype.
+
+A ceiling is the best of several kernels, because each kernel has its own weakness: a sum reads
+one stream, a product with one row reads a matrix as decode does; a small product fits the cache,
+a large one does not. The working set of every read is far above the last-level cache.
+
+Ignores: what no kernel here reaches. A ceiling that is measured low flatters every share taken of
+         it, so each is remeasured in the same rounds as the steps it judges."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from prefill_decode.hardware import Hardware
+from prefill_decode.measure.machine import Machine
+from prefill_decode.measure.timer import Kernel, Step, Timings, interleave
+
+LEAST_WORKING_SET_BYTES = 256e6
+WORKING_SET_TIMES_CACHE = 8
+MATRIX_SIZES = {"cpu": (1024, 2048), "mps": (2048, 4096), "cuda": (4096, 8192)}
+ROW_SIZE = 2048
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    matrix: Kernel  # the kernel that set the matrix rate; amount in FLOP
+    read: Kernel  # the kernel that set the bandwidth; amount in bytes
+    rates: dict[str, float]  # every kernel's median rate, FLOP/s or byte/s
+    hardware: Hardware
+    timings: Timings
+
+    def steps(self) -> dict[str, Step]:
+        """Both kernels, to be timed again beside what they judge."""
+        return {self.matrix.name: self.matrix.run, self.read.name: self.read.run}
+
+
+def measure_ceilings(
+    machine: Machine, dtype: str, budget_s: float = 8.0, seed: int = 0
+) -> Ceilings:
+    """This machine's ceilings in `dtype`. Takes about `budget_s` seconds."""
+    working_set_bytes = max(LEAST_WORKING_SET_BYTES, WORKING_SET_TIMES_CACHE * machine.cache_bytes)
+    matrix = _matrix_kernels(machine.device, dtype, seed)
+    read = _read_kernels(machine.device, dtype, working_set_bytes, seed)
+    timings = interleave(
+        {kernel.name: kernel.run for kernel in matrix + read}, machine, budget_s, seed
+    )
+    rates = {k.name: k.amount / timings.time_s(k.name).median for k in matrix + read}
+    best_matrix = max(matrix, key=lambda kernel: rates[kernel.name])
+    best_read = max(read, key=lambda kernel: rates[kernel.name])
+    hardware = Hardware(
+        name=machine.title,
+        dtype=dtype,
+        peak_flops_per_s=rates[best_matrix.name],
+        bandwidth_bytes_per_s=rates[best_read.name],
+        source=f"measured here: {best_matrix.name}; {best_read.name}",
+    )
+    return Ceilings(best_matrix, best_read, rates, hardware, timings)
+
+
+def _matrix_kernels(device: str, dtype: str, seed: int) -> list[Kernel]:
+    noise = _noise(device, dtype, seed)
+
+    def kernel(size: int) -> Kernel:
+        left, right = noise(size, size), noise(size, size)
+        return Kernel(f"product of {size} x {size} matrices", 2.0 * size**3, lambda: left @ right)
+
+    return [kernel(size) for size in MATRIX_SIZES[device]]
+
+
+def _read_kernels(device: str, dtype: str, working_set_bytes: float, seed: int) -> list[Kernel]:
+    import torch
+
+    noise = _noise(device, dtype, seed)
+    item_bytes = torch.empty(0, dtype=getattr(torch, dtype)).element_size()
+    num_rows = int(working_set_bytes / item_bytes / ROW_SIZE)
+    matrix = noise(num_rows, ROW_SIZE)
+    row = noise(1, ROW_SIZE)
+    num_bytes = float(matrix.numel() * item_bytes)
+    kernels = [
+        Kernel("sum of a vector", num_bytes, matrix.view(-1).sum),
+        Kernel("largest of a vector", num_bytes, matrix.view(-1).max),
+        Kernel("product with one row", num_bytes, lambda: torch.mv(matrix, row[0])),
+    ]
+    if device == "cpu" and dtype == "float32" and torch.backends.mkldnn.is_available():
+        packed = torch.ops.mkldnn._reorder_linear_weight(matrix, 1)
+        kernels.append(
+            Kernel(
+                "packed product with one row",
+                num_bytes,
+                lambda: torch.ops.mkldnn._linear_pointwise(row, packed, None, "none", [], ""),
+            )
+        )
+    return kernels
+
+
+def _noise(device: str, dtype: str, seed: int) -> Callable[..., Any]:
+    import torch
+
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def make(*shape: int) -> torch.Tensor:
+        empty = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+        return empty.normal_(generator=generator)
+
+    return make

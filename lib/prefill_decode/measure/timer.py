@@ -1,0 +1,216 @@
+"""Timer: run steps in turn, in random order, until the medians are known well enough.
+
+One round runs every step once, in a fresh random order; comparisons are made inside rounds, so a
+clock or a neighbour that changes speed touches both sides alike. A round in which other processes
+took the cores is marked and left out. Nothing is thrown away: raw times, warm-ups and marked
+rounds are all kept.
+
+Timed:   from the call until the device is idle.
+Ignores: garbage collection, switched off while rounds run. Stopping when intervals are narrow
+         favours lucky runs a little; with at least `LEAST_ROUNDS` rounds the effect is below the
+         stated coverage's own rounding."""
+
+import gc
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import psutil
+
+from prefill_decode.measure.machine import Machine
+from prefill_decode.statistics import (
+    LARGE_SPREAD,
+    LEAST_SAMPLES,
+    Interval,
+    median_interval,
+    ratio_interval,
+    relative_spread,
+)
+
+LEAST_ROUNDS = LEAST_SAMPLES
+NARROW = 0.05  # width of a median's interval over the median
+OTHERS_TOLERATED_CORES = 0.10
+CLOCK_TICK_S = 0.01  # the system counts processor time in ticks of this length
+SHORT_WARMUP_S = 0.2  # a step shorter than this is warmed up twice more
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Something to run that sets a ceiling, and how many FLOP it computes or bytes it reads."""
+
+    name: str
+    amount: float
+    run: Step
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Raw times, [step][round], and what happened while they were taken."""
+
+    raw_s: Mapping[str, tuple[float, ...]]
+    warmup_s: Mapping[str, tuple[float, ...]]
+    disturbed: tuple[bool, ...]  # a round: other processes took the cores
+    stopped_because: Literal["narrow", "budget"]
+    duration_s: float
+
+    @property
+    def num_rounds(self) -> int:
+        return len(self.disturbed)
+
+    @property
+    def trusts_all_rounds(self) -> bool:
+        """True when so few rounds were quiet that the disturbed ones must count too."""
+        return self.num_rounds - sum(self.disturbed) < LEAST_ROUNDS
+
+    def times_s(self, step: str) -> list[float]:
+        """The times that count, in round order."""
+        if step not in self.raw_s:
+            raise ValueError(f"timed steps are {', '.join(self.raw_s)}; got {step!r}")
+        if self.trusts_all_rounds:
+            return list(self.raw_s[step])
+        return [t for t, bad in zip(self.raw_s[step], self.disturbed, strict=True) if not bad]
+
+    def time_s(self, step: str) -> Interval:
+        return median_interval(self.times_s(step))
+
+    def ratio(self, step: str, over: str) -> Interval:
+        """How many times as long `step` takes as `over`, round by round."""
+        return ratio_interval(self.times_s(step), self.times_s(over))
+
+    def share(self, amount: float, step: str, of: Kernel) -> Interval:
+        """Which share of a ceiling's rate `step` reaches, doing `amount`, round by round.
+
+        `amount` is in the kernel's unit: FLOP for the matrix rate, bytes for the bandwidth.
+        """
+        times = zip(self.times_s(step), self.times_s(of.name), strict=True)
+        return median_interval([(amount / t) / (of.amount / k) for t, k in times])
+
+    def is_unstable(self, step: str) -> bool:
+        return relative_spread(self.times_s(step)) > LARGE_SPREAD
+
+    @property
+    def advice(self) -> list[str]:
+        """What a reader should know before trusting these times; empty when all is well."""
+        found = []
+        if any(self.disturbed):
+            consequence = (
+                "too few were quiet, so all count; close other programs and run again"
+                if self.trusts_all_rounds
+                else "they are left out"
+            )
+            found.append(
+                f"other processes took the cores in {sum(self.disturbed)} of {self.num_rounds} "
+                f"rounds: "
+                f"{consequence}"
+            )
+        unstable = [step for step in self.raw_s if self.is_unstable(step)]
+        if unstable:
+            found.append(
+                f"times spread over {LARGE_SPREAD:.0%} in {', '.join(unstable)}: ratios inside "
+                f"a round "
+                "still hold, absolute times less so"
+            )
+        return found
+
+
+def interleave(
+    steps: Mapping[str, Step], machine: Machine, budget_s: float, seed: int = 0
+) -> Timings:
+    """Time `steps` in rounds until every median's interval is `NARROW` or `budget_s` has passed.
+
+    At least `LEAST_ROUNDS` rounds run even when they outlast the budget: with fewer there is no
+    interval."""
+    if not steps:
+        raise ValueError("there is nothing to time: steps is empty")
+    if not budget_s > 0:
+        raise ValueError(f"budget_s must be a positive number of seconds; got {budget_s}")
+    started_s = time.perf_counter()
+    order = random.Random(seed)
+    synchronize = synchronizer(machine.device)
+    warmup_s = {name: _warm_up(step, synchronize) for name, step in steps.items()}
+    raw_s: dict[str, list[float]] = {name: [] for name in steps}
+    disturbed: list[bool] = []
+
+    def done() -> Timings | None:
+        timings = Timings(
+            raw_s={name: tuple(times) for name, times in raw_s.items()},
+            warmup_s=warmup_s,
+            disturbed=tuple(disturbed),
+            stopped_because="narrow",
+            duration_s=time.perf_counter() - started_s,
+        )
+        if len(disturbed) < LEAST_ROUNDS:
+            return None
+        if not timings.trusts_all_rounds and _all_narrow(timings):
+            return timings
+        round_s = timings.duration_s / (len(disturbed) + 1)
+        if timings.duration_s + round_s > budget_s:
+            return Timings(**{**timings.__dict__, "stopped_because": "budget"})
+        return None
+
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        while (timings := done()) is None:
+            load = _OtherLoad()
+            for name in order.sample(list(steps), len(steps)):
+                raw_s[name].append(_time_once(steps[name], synchronize))
+            disturbed.append(load.took_more_than(machine.cores - machine.threads))
+    finally:
+        if collecting:
+            gc.enable()
+    return timings
+
+
+def synchronizer(device: str) -> Callable[[], None]:
+    """A call that returns when the device has finished all it was given."""
+    if device == "cpu":
+        return lambda: None
+    import torch
+
+    return {"cuda": torch.cuda.synchronize, "mps": torch.mps.synchronize}[device]
+
+
+def _time_once(step: Step, synchronize: Callable[[], None]) -> float:
+    synchronize()
+    started_s = time.perf_counter()
+    step()
+    synchronize()
+    return time.perf_counter() - started_s
+
+
+def _warm_up(step: Step, synchronize: Callable[[], None]) -> tuple[float, ...]:
+    times = [_time_once(step, synchronize)]
+    if times[0] < SHORT_WARMUP_S:
+        times += [_time_once(step, synchronize) for _ in range(2)]
+    return tuple(times)
+
+
+def _all_narrow(timings: Timings) -> bool:
+    return all(timings.time_s(step).relative_width <= NARROW for step in timings.raw_s)
+
+
+class _OtherLoad:
+    """Processor time that others, or the hypervisor, took since this was made."""
+
+    def __init__(self) -> None:
+        self.started_s = time.perf_counter()
+        self.others_s = self._others_s()
+
+    def took_more_than(self, spare_cores: float) -> bool:
+        elapsed_s = time.perf_counter() - self.started_s
+        tolerated_s = (max(0.0, spare_cores) + OTHERS_TOLERATED_CORES) * elapsed_s
+        return self._others_s() - self.others_s > tolerated_s + 2 * CLOCK_TICK_S
+
+    @staticmethod
+    def _others_s() -> float:
+        system = psutil.cpu_times()
+        busy_s = sum(
+            getattr(system, field, 0.0)
+            for field in ("user", "nice", "system", "irq", "softirq", "steal")
+        )
+        return float(busy_s - time.process_time())

@@ -1,0 +1,32 @@
+"""Plots: figures and tables that read well on a page, on a phone, in light and in dark.
+
+A figure is inline SVG: its text is text and takes the page's colour. A table is Markdown: the
+page styles it. Both work in a notebook, and neither needs a script."""
+
+from prefill_decode.plots.figures import (
+    Figure,
+    phases_on_the_roofline,
+    rate_against_tokens,
+    time_against_sequences,
+)
+from prefill_decode.plots.tables import (
+    Text,
+    ceilings_table,
+    setting_table,
+    times_table,
+    verdict_table,
+    work_table,
+)
+
+__all__ = [
+    "Figure",
+    "Text",
+    "ceilings_table",
+    "phases_on_the_roofline",
+    "rate_against_tokens",
+    "setting_table",
+    "time_against_sequences",
+    "times_table",
+    "verdict_table",
+    "work_table",
+]

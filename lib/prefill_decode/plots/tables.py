@@ -1,0 +1,150 @@
+"""Tables: what was set, predicted, timed and judged, as Markdown with its numbers filled in."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isnan
+
+from prefill_decode.claim import Judgement, Verdict
+from prefill_decode.hardware import Hardware
+from prefill_decode.measure import Ceilings, Machine, Timings
+from prefill_decode.model_spec import ModelSpec
+from prefill_decode.roofline import step_work
+from prefill_decode.statistics import COVERAGE, Interval
+from prefill_decode.step import Chunk
+from prefill_decode.units import (
+    format_bytes,
+    format_seconds,
+    format_si,
+    format_significant,
+    seconds_unit,
+)
+
+SIGNS = {"supported": "✓", "refuted": "✗", "inconclusive": "?", "void": "∅"}
+
+
+@dataclass(frozen=True)
+class Text:
+    """Markdown that a notebook shows as such."""
+
+    markdown: str
+
+    def _repr_markdown_(self) -> str:
+        return self.markdown
+
+    def __str__(self) -> str:
+        return self.markdown
+
+    def __add__(self, other: "Text") -> "Text":
+        return Text(self.markdown + "\n\n" + other.markdown)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table: first column left, the others right."""
+    aligned = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, aligned, *rows))
+
+
+def setting_table(model: ModelSpec, machine: Machine) -> Text:
+    """The model and the machine this run uses, and whether the weights dwarf the cache."""
+    cache_bytes = machine.last_level_cache_bytes
+    rows = [
+        ("machine", machine.title),
+        ("model", f"{model.name}, {format_si(model.total_params, '')} parameters, {model.dtype}"),
+        ("weights read in a step", format_bytes(model.weight_bytes_read)),
+        ("last-level cache", format_bytes(cache_bytes) if cache_bytes else "not reported"),
+        ("keys and values of one token", format_bytes(model.kv_bytes_per_token)),
+        ("threads", str(machine.threads)),
+    ]
+    return Text(table(("what", "here"), rows))
+
+
+def ceilings_table(ceilings: Ceilings) -> Text:
+    """Every kernel's rate, and the two that set the ceilings."""
+    hardware = ceilings.hardware
+    rows = []
+    for name, rate in ceilings.rates.items():
+        computes = name.endswith("matrices")
+        best = name in (ceilings.matrix.name, ceilings.read.name)
+        mark = "**" if best else ""
+        rows.append((name, f"{mark}{format_si(rate, 'FLOP/s' if computes else 'B/s')}{mark}"))
+    rows.append(("ridge", f"{format_significant(hardware.ridge_flops_per_byte)} FLOP/byte"))
+    return Text(table(("kernel", f"median rate, {hardware.dtype}"), rows))
+
+
+def work_table(model: ModelSpec, chunks: Mapping[str, Sequence[Chunk]], hardware: Hardware) -> Text:
+    """What each step must do, and the least time it can take on `hardware`."""
+    rows = []
+    for name, step in chunks.items():
+        work = step_work(model, step)
+        rows.append(
+            (
+                name,
+                format_bytes(work.total.bytes),
+                format_si(work.total.flops, "FLOP"),
+                format_significant(work.total.intensity_flops_per_byte),
+                work.total.limited_by(hardware),
+                format_seconds(work.least_time_s(hardware)),
+            )
+        )
+    header = ("step", "bytes", "arithmetic", "FLOP/byte", "limited by", "least time")
+    return Text(table(header, rows))
+
+
+def times_table(times: Timings, bounds_s: Mapping[str, float]) -> Text:
+    """Measured times beside the least possible ones; then what the timer has to say."""
+    rows = []
+    for name in times.raw_s:
+        measured = times.time_s(name)
+        bound_s = bounds_s.get(name)
+        share = "" if bound_s is None else f"{bound_s / measured.median:.0%}"
+        label = f"{name} (unstable)" if times.is_unstable(name) else name
+        rows.append((label, format_interval_s(measured), str(measured.n), share))
+    header = ("step", f"time, {COVERAGE:.0%} interval", "n", "least time / time")
+    stopped = {
+        "narrow": "every interval was narrow enough",
+        "budget": "the time budget ended",
+    }[times.stopped_because]
+    closing = [f"{times.num_rounds} rounds in {times.duration_s:.0f} s, until {stopped}."]
+    closing += [line[0].upper() + line[1:] + "." for line in times.advice]
+    return Text(table(header, rows) + "\n\n" + " ".join(closing))
+
+
+def verdict_table(statement: str, verdict: Verdict) -> Text:
+    """The verdict in a sentence, then every prediction and control with its interval."""
+    rows = [_judgement_row(judgement, "") for judgement in verdict.predictions]
+    rows += [_judgement_row(judgement, "control: ") for judgement in verdict.controls]
+    header = ("what", "claim expects", "rival expects", f"measured, {COVERAGE:.0%}", "n", "says")
+    sentence = f"**{SIGNS[verdict.outcome]} {verdict.outcome}.** “{statement}”: {verdict.reason}."
+    return Text(sentence + "\n\n" + table(header, rows))
+
+
+def format_interval(interval: Interval) -> str:
+    """1.79 [1.75, 1.84]."""
+    if isnan(interval.low):
+        return f"{format_significant(interval.median)} [too few]"
+    low, high = format_significant(interval.low), format_significant(interval.high)
+    return f"{format_significant(interval.median)} [{low}, {high}]"
+
+
+def format_interval_s(interval: Interval) -> str:
+    """41.8 [41.0, 42.9] ms."""
+    factor, unit = seconds_unit(interval.median)
+    scaled = replace(
+        interval,
+        median=interval.median / factor,
+        low=interval.low / factor,
+        high=interval.high / factor,
+    )
+    return f"{format_interval(scaled)} {unit}"
+
+
+def _judgement_row(judgement: Judgement, prefix: str) -> tuple[str, ...]:
+    prediction = judgement.prediction
+    return (
+        prefix + prediction.name,
+        format_significant(prediction.expected),
+        format_significant(prediction.rival),
+        format_interval(judgement.measured),
+        str(judgement.measured.n),
+        f"{SIGNS[judgement.outcome]} {judgement.outcome}",
+    )

@@ -1,0 +1,54 @@
+"""Request: what a client asks; RequestRecord: what then happened to it, token by token.
+
+Times are seconds on one monotonic clock, whose zero is the start of the run. The engine, the
+simulator and the HTTP client all fill in the same record, so that TTFT, TPOT and ITL are computed
+in one place (serving_metrics)."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True)
+class Request:
+    request_id: str
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens < 1 or self.output_tokens < 1:
+            raise ValueError(
+                f"a request needs at least one prompt token and one output token; got {self}"
+            )
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """`event_times_s[i]` is when the client received event i, which carried `event_tokens[i]`
+    tokens.
+    """
+
+    request: Request
+    event_times_s: tuple[float, ...] = ()
+    event_tokens: tuple[int, ...] = ()
+    failure: str | None = None  # why it failed; tokens received before that stay recorded
+
+    def __post_init__(self) -> None:
+        if len(self.event_times_s) != len(self.event_tokens):
+            raise ValueError(
+                f"request {self.request.request_id!r}: every event needs one time and one token "
+                f"count; "
+                f"got {len(self.event_times_s)} times and {len(self.event_tokens)} counts"
+            )
+        if any(tokens < 1 for tokens in self.event_tokens):
+            raise ValueError(
+                f"request {self.request.request_id!r}: an event without tokens is not a token "
+                f"event; "
+                "leave role-only and empty events out"
+            )
+        times_s = (self.request.arrival_s, *self.event_times_s)
+        if any(later < earlier for earlier, later in pairwise(times_s)):
+            raise ValueError(
+                f"request {self.request.request_id!r}: time runs backwards in {times_s}; "
+                "record every time on one monotonic clock"
+            )
