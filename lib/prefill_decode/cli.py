@@ -117,6 +117,8 @@ def show_results(options: argparse.Namespace) -> int:
     from prefill_decode import results
 
     project = _project(options)
+    if options.results and not project.results.is_dir():
+        raise ValueError(f"no such folder: {options.results}; records lie in book/results")
     records, problems = results.load_all(project.results)
     _warn(problems)
     if options.write_readme:
@@ -207,6 +209,17 @@ def _positive_seconds(text: str) -> float:
     return value
 
 
+def _positive_whole_seconds(text: str) -> int:
+    return max(1, round(_positive_seconds(text)))
+
+
+def _folder(text: str) -> Path:
+    path = Path(text)
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"must be a folder, no such folder: {text!r} is a file")
+    return path
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="prefill-decode", description="The book on LLM inference that measures itself."
@@ -227,8 +240,12 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     def folders(added: argparse.ArgumentParser) -> None:
-        added.add_argument("--results", type=Path, metavar="FOLDER", help="records (book/results)")
-        added.add_argument("--build", type=Path, metavar="FOLDER", help="generated files (_build)")
+        added.add_argument(
+            "--results", type=_folder, metavar="FOLDER", help="records (book/results)"
+        )
+        added.add_argument(
+            "--build", type=_folder, metavar="FOLDER", help="generated files (_build)"
+        )
 
     def measuring(added: argparse.ArgumentParser) -> None:
         folders(added)
@@ -248,7 +265,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         added.add_argument(
             "--timeout",
-            type=int,
+            type=_positive_whole_seconds,
             default=1800,
             metavar="SECONDS",
             help="longest that one cell may run (default: 1800)",

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib.resources import files
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -46,20 +47,6 @@ class ModelSpec:
     dtype: str = "bfloat16"  # of the weights and of the KV cache
 
     def __post_init__(self) -> None:
-        for field in (
-            "num_layers",
-            "hidden_size",
-            "intermediate_size",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "vocab_size",
-        ):
-            value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(
-                    f"{self.name}: {field} must be a positive whole number; got {value!r}"
-                )
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"{self.name}: query heads share KV heads evenly, so num_heads must be a "
@@ -159,22 +146,22 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
                 f"{name}: {key} is not counted yet for {model_type}; got {config[key]}"
             )
     qkv_bias, qk_norm = ARCHITECTURES[model_type]
-    num_heads = _required(config, "num_attention_heads", name)
-    hidden_size = _required(config, "hidden_size", name)
+    num_heads = _count(config, "num_attention_heads", name)
+    hidden_size = _count(config, "hidden_size", name)
     return ModelSpec(
         name=name,
-        num_layers=_required(config, "num_hidden_layers", name),
+        num_layers=_count(config, "num_hidden_layers", name),
         hidden_size=hidden_size,
-        intermediate_size=_required(config, "intermediate_size", name),
+        intermediate_size=_count(config, "intermediate_size", name),
         num_heads=num_heads,
-        num_kv_heads=_or_default(config, "num_key_value_heads", num_heads),
-        head_dim=_or_default(config, "head_dim", hidden_size // num_heads),
-        vocab_size=_required(config, "vocab_size", name),
+        num_kv_heads=_count(config, "num_key_value_heads", name, num_heads),
+        head_dim=_count(config, "head_dim", name, hidden_size // num_heads),
+        vocab_size=_count(config, "vocab_size", name),
         tied_embeddings=bool(_or_default(config, "tie_word_embeddings", False)),
         qkv_bias=qkv_bias,
         qk_norm=qk_norm,
-        rope_theta=float(_or_default(config, "rope_theta", 10_000.0)),
-        norm_epsilon=float(_or_default(config, "rms_norm_eps", 1e-6)),
+        rope_theta=_positive(config, "rope_theta", name, 10_000.0),
+        norm_epsilon=_positive(config, "rms_norm_eps", name, 1e-6),
         dtype=str(_or_default(config, "dtype", _or_default(config, "torch_dtype", "bfloat16"))),
     )
 
@@ -212,10 +199,21 @@ def get(name: str) -> ModelSpec:
     return found[name]
 
 
-def _required(config: Mapping[str, Any], key: str, name: str) -> Any:
-    if config.get(key) is None:
+def _count(config: Mapping[str, Any], key: str, name: str, default: int | None = None) -> int:
+    """A positive whole number; `default` stands in for absent and null where there is one."""
+    value = _or_default(config, key, default)
+    if value is None:
         raise ValueError(f"{name}: config.json lacks {key!r}, which the counts need")
-    return config[key]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name}: {key} must be a positive whole number; got {value!r}")
+    return value
+
+
+def _positive(config: Mapping[str, Any], key: str, name: str, default: float) -> float:
+    value = _or_default(config, key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
+        raise ValueError(f"{name}: {key} must be a positive number; got {value!r}")
+    return float(value)
 
 
 def _or_default(config: Mapping[str, Any], key: str, default: Any) -> Any:

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import nbformat
+from prefill_decode.book.project import read_notebook
 
 TAG = "parameters"
 
@@ -24,18 +24,19 @@ class Parameter:
 
 def read_parameters(path: Path) -> dict[str, Parameter]:
     """A notebook's parameters, by name. ValueError unless one tagged cell sets literals only."""
-    try:
-        notebook = nbformat.read(path, as_version=4)
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path}: not a readable notebook: {error}") from error
+    notebook = read_notebook(path)
     cells = [cell for cell in notebook.cells if TAG in cell.metadata.get("tags", [])]
     if len(cells) != 1:
         raise ValueError(
             f"{path.name}: a notebook has exactly one cell tagged {TAG!r}; got {len(cells)}: "
             "tag the cell that sets the parameters"
         )
+    try:
+        statements = ast.parse(cells[0].source).body
+    except SyntaxError as error:
+        raise ValueError(f"{path.name}: the cell tagged {TAG!r} is not Python: {error}") from error
     found = {}
-    for statement in ast.parse(cells[0].source).body:
+    for statement in statements:
         name, parameter = _literal_assignment(statement, path)
         found[name] = parameter
     return found

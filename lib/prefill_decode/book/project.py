@@ -3,6 +3,7 @@
 Chapter order lives in _toc.yml and nowhere else; a chapter's title is the first heading of its
 notebook."""
 
+import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -48,8 +49,23 @@ class Project:
         return [name for name in names if not wanted or name in wanted]
 
     def title(self, chapter: str) -> str:
-        notebook = nbformat.read(self.notebook(chapter), as_version=4)
-        return str(notebook.cells[0].source.splitlines()[0].removeprefix("# "))
+        path = self.notebook(chapter)
+        heading = re.match(r"# (.+)", next((c.source for c in read_notebook(path).cells), ""))
+        if heading is None:
+            raise ValueError(f"{path.name}: a notebook's first cell begins with its title, '# ...'")
+        return heading[1]
+
+
+def read_notebook(path: Path) -> nbformat.NotebookNode:
+    """A notebook, checked to be one. ValueError in one sentence if it is not."""
+    try:
+        notebook: nbformat.NotebookNode = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: not a readable notebook: {error}") from error
+    except nbformat.ValidationError as error:
+        raise ValueError(f"{path}: not a readable notebook: {error.message}") from error
+    return notebook
 
 
 def find_project(start: Path, results: Path | None = None, build: Path | None = None) -> Project:

@@ -17,9 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import nbformat
-
-from prefill_decode.book.project import Project
+from prefill_decode.book.project import Project, read_notebook
 
 KERNEL_NAME = "prefill-decode"
 CELL_TIMEOUT_S = 1800
@@ -156,18 +154,12 @@ def _explain(error: Exception, partial: Path, cell_timeout_s: int) -> str:
 
 
 def _last_started_cell(partial: Path) -> str:
-    if not partial.is_file():
-        return "the first cell"
-    cells = nbformat.read(partial, as_version=4).cells
-    started = [
-        index
-        for index, cell in enumerate(cells)
-        if cell.metadata.get("papermill", {}).get("status") in ("running", "failed")
-    ]
+    """papermill notes when each cell started; a kernel's death leaves its status "completed"."""
+    cells = read_notebook(partial).cells if partial.is_file() else []
+    started = [cell for cell in cells if cell.metadata.get("papermill", {}).get("start_time")]
     if not started:
         return "the first cell"
-    cell = cells[started[-1]]
-    return f"cell {cell.get('id', started[-1])} ({cell.source.strip().splitlines()[0][:60]!r})"
+    return f"cell {started[-1].id} ({started[-1].source.strip().splitlines()[0][:60]!r})"
 
 
 def _keep(project: Project, chapter: str, partial: Path) -> Path | None:

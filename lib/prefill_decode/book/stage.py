@@ -14,12 +14,20 @@ import nbformat
 import yaml
 
 from prefill_decode.book.pages import claims_table, fill, phases_figure, provenance, results_page
-from prefill_decode.book.project import Project
+from prefill_decode.book.project import Project, read_notebook
 from prefill_decode.results import Record
 
 NOT_RUN = """```{{warning}}
 This chapter has not been run on this machine: {reason}
 ```"""
+
+FRONT_PAGE = """<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><title>Prefill and Decode</title>
+<meta http-equiv="refresh" content="0; url={cover}"></head>
+<body><a href="{cover}">Prefill and Decode</a></body>
+</html>
+"""
 
 
 def stage(
@@ -49,7 +57,7 @@ def stage(
     )
     by_claim = {r["claim"]: r for r in records if r["machine"]["slug"] == slug}
     for chapter in project.chapters():
-        notebook = nbformat.read(runs.get(chapter, project.notebook(chapter)), as_version=4)
+        notebook = read_notebook(runs.get(chapter, project.notebook(chapter)))
         note = (
             provenance(by_claim[chapter])
             if chapter in runs
@@ -93,8 +101,8 @@ def publishable(notebook: nbformat.NotebookNode, note: str) -> nbformat.Notebook
         cell.metadata.pop("execution", None)
         cells.append(cell)
     strip = nbformat.v4.new_markdown_cell(note, id="provenance")
-    metadata = {key: notebook.metadata[key] for key in ("kernelspec", "language_info")}
-    metadata["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
     published: nbformat.NotebookNode = nbformat.v4.new_notebook(
         cells=[cells[0], strip, *cells[1:]], metadata=metadata
     )
@@ -116,28 +124,45 @@ def _injected(cell: nbformat.NotebookNode) -> nbformat.NotebookNode | None:
 
 
 def build_html(project: Project, source: Path) -> Path:
-    """Build the mirror with Jupyter Book, warnings being errors. The path of the cover.
+    """Build the mirror with Jupyter Book, warnings being errors. The path of the front page.
 
+    Jupyter Book writes Sphinx's configuration and Sphinx builds from it, so that the extension for live
+    cells, which declares its script twice on every page and is not used, can be left out in between.
     ValueError with the builder's warnings if it fails.
     """
-    command = [
-        *(sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build"),
-        *(str(source), "--path-output", str(project.build), "--toc", str(source / "_toc.yml")),
-        *("--all", "-W", "--keep-going", "--quiet"),
-    ]
-    shutil.rmtree(project.build / "_build", ignore_errors=True)
+    log, html = project.build / "build.log", project.build / "html"
+    shutil.rmtree(html, ignore_errors=True)
+    jupyter_book = "from jupyter_book.cli.main import main; main()"
+    _call([sys.executable, "-c", jupyter_book, "config", "sphinx", str(source)], log)
+    settings = source / "conf.py"
+    settings.write_text(settings.read_text(encoding="utf-8").replace("'sphinx_thebe', ", ""))
+    strictness = ["-W", "--keep-going", "-q"]
+    doctrees = ["-d", str(project.build / "doctrees"), "-E"]
+    _call(
+        [
+            sys.executable,
+            "-m",
+            "sphinx",
+            "-b",
+            "html",
+            *strictness,
+            *doctrees,
+            str(source),
+            str(html),
+        ],
+        log,
+    )
+    cover = yaml.safe_load((source / "_toc.yml").read_text(encoding="utf-8"))["root"] + ".html"
+    front = html / "index.html"
+    front.write_text(FRONT_PAGE.format(cover=cover), encoding="utf-8")
+    return front
+
+
+def _call(command: list[str], log: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    log = project.build / "build.log"
     log.write_text(done.stdout + done.stderr, encoding="utf-8")
     if done.returncode:
-        lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
-        causes = [
-            line
-            for line in lines
-            if any(word in line for word in ("WARNING", "ERROR", "Could not"))
-        ] or lines[-5:]
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        words = ("WARNING", "ERROR", "Could not")
+        causes = [line for line in lines if any(word in line for word in words)] or lines[-5:]
         raise ValueError(f"the pages could not be built; all is in {log}:\n" + "\n".join(causes))
-    html = project.build / "html"
-    shutil.rmtree(html, ignore_errors=True)
-    shutil.move(project.build / "_build" / "html", html)
-    return html / "index.html"

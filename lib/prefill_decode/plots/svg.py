@@ -56,7 +56,8 @@ class Figure:
     def standalone(self) -> str:
         """The same as a file of its own, with ink for light and for dark surroundings."""
         style = (
-            "<style>svg{color:#1f2328}@media(prefers-color-scheme:dark){svg{color:#e6edf3}}</style>"
+            "<style>svg{color:#1f2328;font-family:system-ui,sans-serif}"
+            "@media(prefers-color-scheme:dark){svg{color:#e6edf3}}</style>"
         )
         return re.sub(r"(<svg[^>]*>)", lambda found: found.group(1) + style, self.svg, count=1)
 
@@ -87,7 +88,7 @@ def _inline(document: str, alt: str, salt: str) -> str:
     svg = document[document.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = svg.replace(INK, "currentColor")
-    svg = re.sub(r"(font: [^;\"]*?px) [^;\"]*", r"\1 system-ui, sans-serif", svg)
+    svg = re.sub(r"font-family: [^;\"]*", "font-family: inherit", svg)
     svg = re.sub(r'\bid="', f'id="f{salt}-', svg)  # ids must be unique on a page of many figures
     svg = re.sub(r"url\(#", f"url(#f{salt}-", svg)
     svg = re.sub(r'xlink:href="#', f'href="#f{salt}-', svg)

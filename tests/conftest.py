@@ -1,0 +1,97 @@
+"""What several tests share: the checkout, a tiny model, a record made by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from prefill_decode.claim import Claim, Prediction
+from prefill_decode.hardware import Hardware
+from prefill_decode.measure import Ceilings, Kernel, Machine, Timings
+from prefill_decode.model_spec import ModelSpec
+from prefill_decode.results import Record, make_record
+from prefill_decode.statistics import Interval
+from prefill_decode.step import Chunk
+
+ROOT = Path(__file__).parents[1]
+CASES = ROOT.parent / "shared" / "cases"
+
+
+@pytest.fixture
+def root() -> Path:
+    return ROOT
+
+
+@pytest.fixture
+def tiny_model() -> ModelSpec:
+    """Small enough for float64 on a CPU, with grouped queries and an odd vocabulary."""
+    return ModelSpec(
+        name="tiny",
+        num_layers=2,
+        hidden_size=24,
+        intermediate_size=40,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        vocab_size=61,
+        tied_embeddings=False,
+        dtype="float64",
+    )
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine(
+        device="cpu",
+        device_name="Test CPU @ 2.0",
+        cpu_name="Test CPU @ 2.0",
+        cores=2,
+        threads=2,
+        memory_bytes=16 * 10**9,
+        last_level_cache_bytes=32 * 2**20,
+        system="Linux x86_64",
+        python="3.11.0",
+        torch="2.13.0",
+        numpy="2.4.0",
+    )
+
+
+@pytest.fixture
+def timings() -> Timings:
+    """Ten quiet rounds: one sequence 10 ms, eight 12 ms, a ceiling's kernel 5 ms."""
+    return Timings(
+        raw_s={
+            "decode x1": tuple(0.010 + 0.0001 * i for i in range(10)),
+            "decode x8": tuple(0.012 + 0.0001 * i for i in range(10)),
+            "read": (0.005,) * 10,
+        },
+        warmup_s={"decode x1": (0.1,), "decode x8": (0.1,), "read": (0.1,)},
+        disturbed=(False,) * 10,
+        stopped_because="budget",
+        duration_s=1.0,
+    )
+
+
+@pytest.fixture
+def record(tiny_model: ModelSpec, machine: Machine, timings: Timings) -> Record:
+    claim = Claim(
+        "decode waits for memory",
+        [Prediction("batch 8 / batch 1", 1.1, rival=8.0)],
+        controls=[Prediction("prefill", 8.0, rival=1.0)],
+    )
+    verdict = claim.judge(
+        {"batch 8 / batch 1": Interval(1.2, 1.1, 1.3, 10, 0.97), "prefill": Interval(7, 6, 8, 10)}
+    )
+    kernel = Kernel("read", 1e8, lambda: None)
+    hardware = Hardware("Test CPU", "float64", 1e11, 2e10, "made up")
+    return make_record(
+        "decode_is_bandwidth_bound",
+        claim,
+        verdict,
+        chunks={"decode x1": [Chunk(1, 16)], "decode x8": [Chunk(1, 16)] * 8},
+        times=timings,
+        ceilings=Ceilings(kernel, kernel, {"read": 2e10}, hardware, timings),
+        machine=machine,
+        model=tiny_model,
+        parameters={"batch_sizes": [1, 8]},
+        seed=0,
+    )

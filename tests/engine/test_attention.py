@@ -1,0 +1,60 @@
+"""Attention against handed figures and an explicit mask."""
+
+import json
+
+import pytest
+import torch
+
+from prefill_decode.engine.attention import BLOCK_TOKENS, decode_attention, prefill_attention
+from tests.conftest import CASES
+
+
+def explicit(queries, keys, values):
+    """[n, H, D] over [K, T, D], with repeated heads and a mask built entry by entry."""
+    new, heads, size = queries.shape
+    groups, total = heads // keys.shape[0], keys.shape[1]
+    out = torch.empty_like(queries)
+    for h in range(heads):
+        for i in range(new):
+            seen = total - new + i + 1
+            scores = keys[h // groups, :seen] @ queries[i, h] / size**0.5
+            out[i, h] = scores.softmax(0) @ values[h // groups, :seen]
+    return out
+
+
+@pytest.mark.skipif(not CASES.is_dir(), reason="the handed cases are not here")
+def test_the_causal_mask_is_aligned_to_the_bottom_right_with_shared_heads():
+    case = json.loads((CASES / "H10.json").read_text())
+    tensors = {name: torch.tensor(case["input"][name], dtype=torch.float64) for name in "qkv"}
+    expected = {entry["name"]: entry for entry in case["expected"]}["causal_output"]
+    mixed = prefill_attention(tensors["q"].transpose(0, 1), tensors["k"], tensors["v"])
+    wanted = torch.tensor(expected["value"], dtype=torch.float64)
+    torch.testing.assert_close(mixed.transpose(0, 1), wanted, rtol=0, atol=expected["abs_tol"])
+
+
+@pytest.mark.parametrize(
+    ("new", "cached"),
+    [(1, 0), (2, 2), (5, 0), (BLOCK_TOKENS, 0), (BLOCK_TOKENS + 1, 3), (2 * BLOCK_TOKENS + 7, 70)],
+)
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_blocks_of_queries_see_what_an_explicit_mask_shows(new, cached, kv_heads):
+    generator = torch.Generator().manual_seed(new + cached)
+    random = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    queries = random(new, 4, 8)
+    keys, values = random(kv_heads, new + cached, 8), random(kv_heads, new + cached, 8)
+    torch.testing.assert_close(
+        prefill_attention(queries, keys, values), explicit(queries, keys, values)
+    )
+
+
+def test_decode_sees_only_the_tokens_that_each_sequence_has():
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randn(3, 4, 8, generator=generator, dtype=torch.float64)
+    keys = torch.randn(3, 2, 9, 8, generator=generator, dtype=torch.float64)
+    values = torch.randn(3, 2, 9, 8, generator=generator, dtype=torch.float64)
+    lengths = torch.tensor([9, 1, 4])
+    visible = torch.arange(9) < lengths[:, None]
+    mixed = decode_attention(queries, keys, values, visible)
+    for b, length in enumerate(lengths.tolist()):
+        alone = explicit(queries[b : b + 1], keys[b, :, :length], values[b, :, :length])
+        torch.testing.assert_close(mixed[b : b + 1], alone)

@@ -1,0 +1,159 @@
+"""The timer under a clock and a machine that the test controls: no real time is asserted."""
+
+import itertools
+from collections import Counter
+
+import pytest
+
+from prefill_decode.measure import Kernel, Timings, interleave, timer
+
+
+class FakeWorld:
+    """A clock that steps advance by hand, and neighbours that take processor time."""
+
+    def __init__(self, monkeypatch):
+        self.now_s = 0.0
+        self.others_s = 0.0
+        monkeypatch.setattr(timer.time, "perf_counter", lambda: self.now_s)
+        monkeypatch.setattr(timer._OtherLoad, "_others_s", lambda load: self.others_s)
+
+    def step(self, times_s, calls=None, name=""):
+        times = itertools.cycle(times_s)
+
+        def run():
+            self.now_s += next(times)
+            if calls is not None:
+                calls.append(name)
+
+        return run
+
+
+@pytest.fixture
+def world(monkeypatch):
+    return FakeWorld(monkeypatch)
+
+
+def test_every_round_runs_every_step_once_in_an_order_that_changes(world, machine):
+    calls = []
+    steps = {name: world.step([0.3], calls, name) for name in "abcd"}
+    timings = interleave(steps, machine, budget_s=30, seed=1)
+    rounds = [tuple(calls[i : i + 4]) for i in range(4, len(calls), 4)]  # after one warm-up each
+    assert len(rounds) == timings.num_rounds
+    assert all(sorted(order) == list("abcd") for order in rounds)
+    assert len(set(rounds)) > 1
+
+
+def test_the_seed_decides_the_order(world, machine):
+    def order(seed):
+        calls = []
+        interleave({n: world.step([0.3], calls, n) for n in "abcdef"}, machine, 30, seed)
+        return calls
+
+    assert order(1) == order(1) != order(2)
+
+
+def test_steady_times_stop_as_soon_as_an_interval_exists(world, machine):
+    timings = interleave({"a": world.step([1.0])}, machine, budget_s=100, seed=0)
+    assert timings.stopped_because == "narrow"
+    assert timings.num_rounds == timer.LEAST_ROUNDS
+    assert timings.time_s("a").median == 1.0
+
+
+def test_noisy_times_run_until_the_budget_ends_and_not_past_it(world, machine):
+    timings = interleave({"a": world.step([1.0, 2.0, 3.0])}, machine, budget_s=50, seed=0)
+    assert timings.stopped_because == "budget"
+    assert timings.num_rounds > 15
+    assert timings.duration_s <= 50
+    assert timings.is_unstable("a")
+    assert any("spread over 10%" in line for line in timings.advice)
+
+
+def test_a_tiny_budget_still_yields_an_interval(world, machine):
+    timings = interleave({"a": world.step([5.0, 9.0])}, machine, budget_s=1, seed=0)
+    assert timings.num_rounds == timer.LEAST_ROUNDS
+    assert timings.time_s("a").low == 5.0
+
+
+def test_warm_ups_are_kept_apart_and_short_steps_get_three(world, machine):
+    timings = interleave(
+        {"short": world.step([0.1]), "long": world.step([1.0])}, machine, budget_s=60, seed=0
+    )
+    assert len(timings.warmup_s["short"]) == 3
+    assert len(timings.warmup_s["long"]) == 1
+    assert len(timings.raw_s["short"]) == timings.num_rounds
+
+
+def test_rounds_in_which_others_took_the_cores_are_kept_but_not_counted(world, machine):
+    rounds = Counter()
+
+    def step():
+        rounds["n"] += 1
+        busy = rounds["n"] % 3 == 0
+        world.now_s += 5.0 if busy else 1.0
+        world.others_s += 4.0 if busy else 0.0
+
+    timings = interleave({"a": step}, machine, budget_s=60, seed=0)
+    assert sum(timings.disturbed) == timings.raw_s["a"].count(5.0) > 0
+    assert set(timings.times_s("a")) == {1.0}
+    assert "they are left out" in timings.advice[0]
+
+
+def test_when_every_round_is_disturbed_all_count_and_the_reader_is_told(world, machine):
+    def step():
+        world.now_s += 1.0
+        world.others_s += 1.0
+
+    timings = interleave({"a": step}, machine, budget_s=20, seed=0)
+    assert all(timings.disturbed)
+    assert timings.stopped_because == "budget"
+    assert len(timings.times_s("a")) == timings.num_rounds
+    assert "too few were quiet" in timings.advice[0]
+
+
+def test_spare_cores_may_be_taken_without_disturbing_anyone(world, machine):
+    def step():
+        world.now_s += 1.0
+        world.others_s += 1.0
+
+    spacious = type(machine)(**{**machine.__dict__, "cores": 4})
+    assert not any(interleave({"a": step}, spacious, budget_s=20, seed=0).disturbed)
+
+
+def test_a_ratio_is_taken_inside_each_round():
+    timings = Timings(
+        raw_s={"a": (2.0, 20.0, 4.0, 6.0, 8.0, 10.0), "b": (1.0, 10.0, 2.0, 3.0, 4.0, 5.0)},
+        warmup_s={},
+        disturbed=(False,) * 6,
+        stopped_because="budget",
+        duration_s=1.0,
+    )
+    assert timings.ratio("a", over="b").low == timings.ratio("a", over="b").high == 2.0
+    share = timings.share(30.0, "a", Kernel("b", 60.0, lambda: None))
+    assert share.median == pytest.approx(30 / 60 / 2)
+    with pytest.raises(ValueError, match="timed steps are a, b; got 'c'"):
+        timings.time_s("c")
+
+
+def test_the_garbage_collector_is_back_afterwards_even_after_a_failure(world, machine):
+    def fail():
+        raise RuntimeError("broken step")
+
+    with pytest.raises(RuntimeError):
+        interleave({"a": fail}, machine, budget_s=1, seed=0)
+    assert timer.gc.isenabled()
+
+
+@pytest.mark.parametrize("budget_s", [0, -1, float("nan")])
+def test_a_budget_is_a_positive_time(machine, budget_s):
+    with pytest.raises(ValueError, match="budget_s"):
+        interleave({"a": lambda: None}, machine, budget_s, 0)
+    with pytest.raises(ValueError, match="nothing to time"):
+        interleave({}, machine, 1.0, 0)
+
+
+def test_a_gpu_is_waited_for_and_a_cpu_is_not():
+    import torch
+
+    assert timer.synchronizer("cuda") is torch.cuda.synchronize
+    assert timer.synchronizer("mps") is torch.mps.synchronize
+    assert timer.synchronizer("cpu")() is None

@@ -1,0 +1,123 @@
+"""The command as a user types it, mistakes included."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.conftest import ROOT
+
+from prefill_decode import cli, measure, results
+
+
+def run(*words, cwd=ROOT):
+    return subprocess.run(
+        [sys.executable, "-m", "prefill_decode.cli", *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def strict(text):
+    def refuse(token):
+        raise AssertionError(f"{token} in JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_list_names_every_claim_with_its_notebook_and_last_verdict(tmp_path):
+    done = run("list", "--results", str(tmp_path))
+    assert done.returncode == 0
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        assert path.stem in done.stdout
+    assert "not run here" in done.stdout
+
+
+def test_list_shows_this_machines_verdict(record, tmp_path, monkeypatch, capsys):
+    here = measure.describe_machine("cpu")
+    results.save({**record, "machine": here.as_dict()}, tmp_path)
+    monkeypatch.chdir(ROOT)
+    assert cli.main(["list", "--device", "cpu", "--results", str(tmp_path)]) == 0
+    assert f"supported, {record['date'][:10]}" in capsys.readouterr().out
+
+
+def test_results_prints_strict_json_and_says_which_files_it_could_not_read(record, tmp_path):
+    good = results.save(record, tmp_path)
+    done = run("results", "--json", "--results", str(tmp_path))
+    assert done.returncode == 0
+    assert strict(done.stdout)["records"] == [record]
+    (good.parent / "bad.json").write_text('{"a": NaN}')
+    done = run("results", "--json", "--results", str(tmp_path))
+    assert done.returncode == 2
+    assert "bad.json" in done.stderr
+    assert strict(done.stdout)["records"] == [record]
+
+
+def test_results_without_json_is_the_table_of_verdicts(record, tmp_path):
+    results.save(record, tmp_path)
+    done = run("results", "--results", str(tmp_path))
+    assert "Decode is bandwidth-bound" in done.stdout
+    assert "✓ supported" in done.stdout
+
+
+def test_doctor_says_what_it_found_and_exits_1_for_a_finding(monkeypatch, capsys):
+    monkeypatch.setattr(measure, "examine", lambda machine: [measure.Finding("noise", "quiet it")])
+    assert cli.main(["doctor", "--device", "cpu"]) == 1
+    assert "noise\n    -> quiet it" in capsys.readouterr().out
+    assert cli.main(["doctor", "--device", "cpu", "--json"]) == 1
+    found = strict(capsys.readouterr().out)
+    assert found["findings"] == [{"problem": "noise", "mend": "quiet it"}]
+    monkeypatch.setattr(measure, "examine", lambda machine: [])
+    assert cli.main(["doctor", "--device", "cpu"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "required"),
+        (["measure"], "invalid choice"),
+        (["run", "decode_is_bandwith_bound"], "did you mean decode_is_bandwidth_bound?"),
+        (["run", "-p", "batchsizes=[1]", "decode_is_bandwidth_bound"], "did you mean batch_sizes?"),
+        (["run", "-p", "batch_sizes=8", "decode_is_bandwidth_bound"], "takes list"),
+        (["run", "-p", "seed"], "name=value"),
+        (["run", "--budget", "0"], "positive number of seconds"),
+        (["run", "--budget", "soon"], "positive number of seconds"),
+        (["run", "--budget", "nan"], "positive number of seconds"),
+        (["run", "--device", "tpu"], "invalid choice"),
+        (["book", "--timeout", "never"], "positive"),
+        (["book", "--timeout", "-5"], "positive"),
+        (["results", "--results", "/nowhere/at/all"], "no such folder"),
+        (["list", "--results", "README.md"], "no such folder"),
+    ],
+)
+def test_a_users_mistake_is_a_sentence_and_exit_code_2(words, message):
+    done = run(*words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_outside_a_checkout_the_command_says_so(tmp_path):
+    done = run("list", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "not inside a checkout" in done.stderr
+
+
+def test_a_missing_extra_is_named_with_the_way_to_get_it(monkeypatch, capsys):
+    def missing(options):
+        raise ModuleNotFoundError("No module named 'papermill'", name="papermill")
+
+    monkeypatch.setattr(cli, "show_results", missing)
+    assert cli.main(["results"]) == 2
+    assert "needs papermill" in capsys.readouterr().err
+
+
+def test_the_command_is_installed_under_its_name():
+    command = Path(sys.executable).with_name("prefill-decode")
+    done = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0.1.0"

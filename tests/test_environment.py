@@ -1,0 +1,133 @@
+"""One environment, written in several places that must agree."""
+
+import re
+import subprocess
+import tomllib
+from importlib.metadata import version
+from itertools import chain
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from rattler import MatchSpec
+from tests.conftest import ROOT
+
+from prefill_decode.book import claims_table, find_project
+from prefill_decode.results import load_all
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
+
+
+def wanted() -> dict[str, SpecifierSet]:
+    """What running and building the book needs, by conda name."""
+    lines = [
+        *PROJECT["dependencies"],
+        *PROJECT["optional-dependencies"]["run"],
+        *PROJECT["optional-dependencies"]["book"],
+    ]
+    found = [Requirement(line) for line in lines]
+    return {CONDA_NAMES.get(r.name, r.name): r.specifier for r in found if not r.extras}
+
+
+def test_environment_yml_equals_pyproject():
+    document = yaml.safe_load((ROOT / "environment.yml").read_text())
+    found = {}
+    for line in document["dependencies"]:
+        if isinstance(line, dict):
+            assert "-e ." in line["pip"]
+            for word in line["pip"]:
+                if word != "-e .":
+                    found[Requirement(word).name] = Requirement(word).specifier
+            continue
+        spec = MatchSpec(line)
+        found[spec.name.normalized] = SpecifierSet(str(spec.version or "").replace("|", ","))
+    assert found.pop("python") == SpecifierSet(PROJECT["requires-python"])
+    assert found.pop("pip") == SpecifierSet()
+    assert found == wanted()
+
+
+def test_installed_and_pinned_versions_satisfy_pyproject():
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    )
+    names = {re.sub(r"[-_.]+", "-", name).lower(): pin for name, pin in pins.items()}
+    lines = [*PROJECT["dependencies"], *chain(*PROJECT["optional-dependencies"].values())]
+    for requirement in map(Requirement, lines):
+        if requirement.name == PROJECT["name"]:
+            continue
+        assert version(requirement.name) in requirement.specifier, requirement
+        assert names[requirement.name.lower()] in requirement.specifier, requirement
+
+
+def test_jupyter_book_is_held_below_2():
+    assert "2.0" not in wanted()["jupyter-book"]
+
+
+def test_the_repositorys_address_is_the_same_everywhere():
+    home = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]["url"]
+    assert PROJECT["urls"]["Repository"] == home
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["repository-code"] == home
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        assert f"git+{home}" in path.read_text(), path.name
+
+
+def test_the_version_is_the_same_everywhere():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
+    assert cited == version(PROJECT["name"])
+
+
+def test_every_workflow_is_yaml_and_runs_the_readmes_commands():
+    texts = {path.name: path.read_text() for path in (ROOT / ".github/workflows").glob("*.yml")}
+    for text in texts.values():
+        assert yaml.safe_load(text)["jobs"]
+    assert "bash .ci/run" in texts["tests.yml"]
+    assert "make book" in texts["weekly.yml"]
+    assert "_build/failed" in texts["publish.yml"]
+    ci = (ROOT / ".ci" / "run").read_text()
+    assert "make book" in ci
+    assert "make test" in ci
+
+
+def test_every_path_in_the_readmes_map_exists():
+    text = (ROOT / "README.md").read_text()
+    section = text.partition("## The map")[2].partition("## Licence")[0]
+    package = ROOT / "lib" / "prefill_decode"
+    for name in re.findall(r"[\w/.]+\.(?:py|json|yml|md)\b", section):
+        if name == "book/results/CLAIM/MACHINE.json":  # a pattern
+            continue
+        places = [ROOT / name, package / name, package / "measure" / name]
+        assert any(place.exists() for place in places), name
+    named = set(re.findall(r"\b(\w+)\.py\b|\b(\w+)/ ", section))
+    for part in package.iterdir():
+        if part.name.startswith(("_", ".")) or part.suffix not in ("", ".py"):
+            continue
+        assert any(part.stem in pair for pair in named) or f"{part.name}/" in section, part.name
+
+
+def test_the_readmes_table_is_the_committed_records(tmp_path):
+    """Of the commit, not of this folder, where a run may have changed a record since."""
+    listed = subprocess.run(
+        ["git", "ls-tree", "-r", "--name-only", "HEAD", "book/results"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    for name in listed.stdout.split():
+        shown = subprocess.run(
+            ["git", "show", f"HEAD:{name}"], cwd=ROOT, capture_output=True, check=True
+        )
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(shown.stdout)
+    records, problems = load_all(tmp_path / "book" / "results")
+    assert not problems
+    table = claims_table(find_project(ROOT), records, "notebooks", "ipynb")
+    assert table in (ROOT / "README.md").read_text()
+    assert (tmp_path / "book" / "results" / "phases.svg").is_file()

@@ -1,0 +1,63 @@
+"""Imports point down only, and nothing below the engine needs torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "lib" / "prefill_decode"
+LAYERS = [  # lowest first; a part may import from lower layers and from itself
+    {"units", "model_spec", "hardware", "request", "step"},
+    {"roofline", "serving_metrics", "statistics", "claim"},
+    {"engine", "measure"},
+    {"results"},
+    {"plots"},
+    {"book"},
+    {"cli"},
+]
+# Within the lowest two layers a few modules lean on each other, downwards in this order.
+INNER_ORDER = ["units", "step", "hardware", "model_spec", "request", "statistics", "claim"]
+TORCH_ALLOWED = {"engine", "measure"}
+LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+
+
+def imported_names(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+def may_import(part: str, target: str) -> bool:
+    if target == part or LEVEL[target] < LEVEL[part]:
+        return True
+    inner = LEVEL[target] == LEVEL[part] and {part, target} <= set(INNER_ORDER)
+    return inner and INNER_ORDER.index(target) < INNER_ORDER.index(part)
+
+
+def test_imports_point_down():
+    for path in PACKAGE.rglob("*.py"):
+        part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if part == "__init__":
+            continue
+        assert part in LEVEL, f"{part} has no layer: add it to LAYERS"
+        for name in imported_names(path):
+            package, _, target = name.partition(".")
+            target = target.partition(".")[0]
+            if package == "prefill_decode" and target in LEVEL:
+                assert may_import(part, target), f"{path.name} imports {name}"
+            assert package != "torch" or part in TORCH_ALLOWED, f"{path.name} imports torch"
+
+
+def test_no_module_is_relative_about_its_imports():
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            assert not (isinstance(node, ast.ImportFrom) and node.level), path.name
+
+
+def test_the_command_starts_without_torch():
+    code = "import sys, prefill_decode.cli, prefill_decode.book; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

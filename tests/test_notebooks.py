@@ -1,0 +1,116 @@
+"""The rules that every notebook keeps."""
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from tests.conftest import ROOT
+
+from prefill_decode.book import find_project
+from prefill_decode.book.parameters import read_parameters
+
+PROJECT = find_project(ROOT)
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+ORDER = [
+    "stories",
+    "Prediction",
+    "What would refute it",
+    "Method",
+    "What this does not show",
+    "Exercises",
+    "Sources",
+]
+FORBIDDEN = (ast.FunctionDef, ast.ClassDef, ast.Lambda, ast.For, ast.While, ast.Try, ast.With)
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
+def notebook(request) -> nbformat.NotebookNode:
+    return nbformat.read(request.param, as_version=4)
+
+
+def code_cells(notebook):
+    """The cells that carry the argument: all code but the one that installs."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return cells[1:]
+
+
+def test_every_notebook_is_a_chapter_and_every_chapter_a_notebook():
+    assert sorted(PROJECT.chapters()) == [path.stem for path in NOTEBOOKS]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_parameters_are_one_cell_of_literals_with_the_common_names(path):
+    names = read_parameters(path)
+    assert {"device", "model_name", "budget_s", "seed", "results_dir"} <= set(names)
+
+
+def test_notebooks_carry_no_outputs_and_stable_ids(notebook):
+    nbformat.validate(notebook)
+    for index, cell in enumerate(notebook.cells):
+        assert cell.id == f"c{index:02d}"
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
+
+
+def test_the_first_code_cell_installs_the_package_where_it_is_absent(notebook):
+    first = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    assert 'find_spec("prefill_decode") is None' in first.source
+    assert "%pip install" in first.source
+    assert first.metadata.tags == ["remove-cell"]
+
+
+def test_cells_are_few_short_and_without_machinery(notebook):
+    assert len(notebook.cells) <= 26
+    assert len(code_cells(notebook)) <= 8
+    for cell in code_cells(notebook):
+        lines = cell.source.splitlines()
+        assert len(lines) <= 10, cell.source
+        assert max(map(len, lines)) <= 80, cell.source
+        found = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, FORBIDDEN)]
+        assert not found, cell.source
+
+
+def test_sections_come_in_the_books_order(notebook):
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    places = [next(i for i, found in enumerate(headings) if words in found) for words in ORDER]
+    assert places == sorted(places)
+    assert "**Claim.**" in notebook.cells[0].source
+    assert "{admonition} Takeaway" in text
+    assert "{dropdown} Solutions" in text
+
+
+def test_the_refutation_is_committed_to_before_the_measurement(notebook):
+    sources = [cell.source for cell in notebook.cells]
+    claims = next(i for i, source in enumerate(sources) if "claim = Claim(" in source)
+    measures = next(i for i, source in enumerate(sources) if "measure.interleave(" in source)
+    refutes = next(i for i, source in enumerate(sources) if "## What would refute it" in source)
+    assert refutes < claims < measures
+    assert "controls=[" in sources[claims]
+
+
+def test_the_record_bears_the_notebooks_name():
+    for path in NOTEBOOKS:
+        sources = "\n".join(
+            cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
+            for cell in json.loads(path.read_text())["cells"]
+        )
+        assert re.findall(r'make_record\(\s*"(\w+)"', sources) == [path.stem]
+
+
+def test_prose_types_no_measured_number(notebook):
+    """Times and rates of a run are inserted by code: prose has no decimals and no such units."""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            prose = re.sub(r"\$[^$]*\$", "", cell.source)
+            found = re.findall(r"\d+\.\d+|\d+ ?(?:ms|µs|GB/s|GFLOP|TFLOP)\b", prose)
+            assert not found, found
+
+
+def test_links_between_chapters_point_to_files(notebook):
+    for cell in notebook.cells:
+        for target in re.findall(r"\]\(([^)#:]+)\)", cell.source):
+            assert (Path(ROOT) / "notebooks" / target).exists(), target

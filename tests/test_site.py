@@ -1,0 +1,288 @@
+"""The built site, clicked through in a real Chromium, wide and on a phone, light and dark.
+
+The site is built here from real notebooks, with the smallest model and budget: the pages are
+tested, not the numbers on them.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
+from urllib.parse import unquote, urldefrag, urljoin, urlparse
+
+import pytest
+import yaml
+from PIL import Image
+from playwright.sync_api import expect, sync_playwright
+
+from tests.conftest import ROOT
+from tests.install_browser import find_browser
+
+pytestmark = pytest.mark.browser
+BUILD = ROOT / "_build" / "site-for-tests"
+CHAPTERS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
+PAGES = [
+    "book/index.html",
+    "book/how_to_read.html",
+    "book/run_it.html",
+    "book/results_by_machine.html",
+    "book/references.html",
+    *(f"notebooks/{name}.html" for name in CHAPTERS),
+]
+SIZES = {"wide": (1280, 900), "phone": (390, 844)}
+LEAST_CONTRAST = 4.5  # WCAG 2.2 AA for text
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *words):
+        pass
+
+
+@pytest.fixture(scope="session")
+def site():
+    """The address of the built site, served on loopback."""
+    done = subprocess.run(
+        [
+            *(
+                sys.executable,
+                "-m",
+                "prefill_decode.cli",
+                "book",
+                "--device",
+                "cpu",
+                "--budget",
+                "1",
+            ),
+            *("-p", "model_name=smollm2-135m"),
+            *("--build", str(BUILD), "--results", str(BUILD / "results")),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"open {BUILD / 'html' / 'index.html'}" in done.stdout
+    assert "verdicts on" in done.stdout
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(QuietHandler, directory=str(BUILD / "html"))
+    )
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    path = find_browser()
+    if path is None:
+        pytest.fail("the site's tests need Chromium: run `make test`, which installs it")
+    with sync_playwright() as playwright:
+        options = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        started = playwright.chromium.launch(executable_path=path, args=options)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_page(browser, site):
+    """open_page(path, size, theme) -> a loaded page that notes requests and console messages."""
+    contexts = []
+
+    def open_it(path, size="wide", theme="light"):
+        width, height = SIZES[size]
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=theme, reduced_motion="reduce"
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.requested, page.complaints = [], []
+        page.on("request", lambda request: page.requested.append(request.url))
+        page.on(
+            "console",
+            lambda message: (
+                page.complaints.append(message.text)
+                if message.type in ("error", "warning")
+                else None
+            ),
+        )
+        page.on("pageerror", lambda error: page.complaints.append(str(error)))
+        response = page.goto(urljoin(site, path), wait_until="load")
+        assert response.ok
+        page.wait_for_load_state("networkidle")
+        return page
+
+    yield open_it
+    for context in contexts:
+        context.close()
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_loads_with_nothing_from_outside_and_no_complaint(open_page, site, path):
+    page = open_page(path)
+    outside = [url for url in page.requested if not url.startswith((site, "data:", "blob:"))]
+    assert outside == []
+    assert page.complaints == []
+    assert page.locator("article h1").count() == 1
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_fits_a_phone_without_scrolling_sideways(open_page, path):
+    page = open_page(path, "phone")
+    width = page.evaluate("document.documentElement.scrollWidth")
+    assert width <= SIZES["phone"][0] + 1
+
+
+def test_formulas_are_set_by_the_sites_own_mathjax(open_page):
+    page = open_page(f"notebooks/{CHAPTERS[0]}.html")
+    expect(page.locator("mjx-container").first).to_be_visible()
+    assert page.locator("mjx-merror").count() == 0
+
+
+def test_the_menu_on_a_phone_opens_and_leads_to_a_chapter(open_page):
+    page = open_page("book/index.html", "phone")
+    link = page.locator(".bd-sidebar-primary a", has_text="Decode is bandwidth-bound")
+    expect(link).not_to_be_in_viewport()
+    page.locator("button.primary-toggle").first.click()
+    expect(link).to_be_in_viewport()
+    link.click()
+    expect(page.locator("article h1")).to_contain_text("Decode is bandwidth-bound")
+
+
+def test_the_theme_switches_and_stays_switched(open_page):
+    page = open_page("book/index.html")
+    html = page.locator("html")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    for _ in range(3):  # auto, light, dark
+        if html.get_attribute("data-theme") == "dark":
+            break
+        page.locator("button.theme-switch-button:visible").first.click()
+    expect(html).to_have_attribute("data-theme", "dark")
+    assert page.evaluate(ground) != light
+    page.reload()
+    expect(html).to_have_attribute("data-theme", "dark")
+
+
+def luminance(color):
+    parts = [c / 255 for c in color[:3]]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a, b):
+    darker, lighter = sorted((luminance(a), luminance(b)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("path", ["book/index.html", *(f"notebooks/{c}.html" for c in CHAPTERS)])
+def test_every_figure_says_its_finding_and_is_visible_in_both_themes(open_page, path, theme):
+    page = open_page(path, theme=theme)
+    for image in page.locator("article img").all():
+        assert len((image.get_attribute("alt") or "").split()) >= 4
+        assert image.evaluate("element => element.naturalWidth") > 0
+    figures = page.locator("article svg[role=img]")
+    assert figures.count() == 1
+    for figure in figures.all():
+        assert len(figure.get_attribute("aria-label").split()) >= 8
+        picture = Image.open(BytesIO(figure.screenshot())).convert("RGB")
+        colors = picture.getcolors(maxcolors=2**24)
+        ground = max(colors)[1]
+        assert luminance(ground) > 0.8 if theme == "light" else luminance(ground) < 0.1
+        ink = sum(count for count, color in colors if contrast(color, ground) >= LEAST_CONTRAST)
+        assert ink > 0.005 * picture.width * picture.height
+        for colored in ("#2b83c6", "#d55e00"):
+            if colored in figure.inner_html():
+                rgb = tuple(bytes.fromhex(colored[1:]))
+                assert contrast(rgb, ground) >= 3  # WCAG 2.2 AA for graphics
+
+
+def test_text_in_figures_is_readable_on_a_phone(open_page):
+    for chapter in CHAPTERS:
+        page = open_page(f"notebooks/{chapter}.html", "phone")
+        for text in page.locator("article svg[role=img] text").all():
+            if text.text_content().strip():
+                assert text.evaluate("e => e.getBoundingClientRect().height") >= 8
+
+
+def test_internal_links_resolve_anchors_included(open_page, site):
+    html = BUILD / "html"
+    checked = set()
+    for path in PAGES:
+        page = open_page(path)
+        links = page.locator("a[href]").evaluate_all("all => all.map(a => a.href)")
+        for url in {link for link in links if link.startswith(site)} - checked:
+            checked.add(url)
+            address, anchor = urldefrag(url)
+            target = html / unquote(urlparse(address).path).lstrip("/")
+            target = target / "index.html" if target.is_dir() else target
+            assert target.is_file(), f"{path} links to {url}"
+            if anchor and target.suffix == ".html":
+                assert f'id="{unquote(anchor)}"' in target.read_text(), f"{path} links to {url}"
+    assert len(checked) > 20
+
+
+def test_search_finds_a_term_and_leads_to_its_page(open_page, site):
+    page = open_page("search.html?q=bandwidth")
+    hit = page.locator("#search-results a", has_text="Decode is bandwidth-bound").first
+    expect(hit).to_be_visible()
+    hit.click()
+    assert "decode_is_bandwidth_bound" in page.url
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_launch_source_and_download_links_open_the_right_file(open_page, chapter):
+    page = open_page(f"notebooks/{chapter}.html")
+    home = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]["url"]
+    owner_and_name = home.removeprefix("https://github.com/")
+    notebook = f"notebooks/{chapter}.ipynb"
+    assert (ROOT / notebook).is_file()
+    links = page.locator("a[href]").evaluate_all("all => all.map(a => a.href)")
+    assert (
+        f"https://colab.research.google.com/github/{owner_and_name}/blob/main/{notebook}" in links
+    )
+    binder = [link for link in links if link.startswith("https://mybinder.org/v2/gh/")]
+    assert len(binder) == 1
+    assert f"{owner_and_name}/main?" in binder[0]
+    assert unquote(binder[0]).endswith(notebook)
+    assert f"{home}/edit/main/{notebook}" in links
+    download = next(
+        link for link in links if link.endswith(f"{chapter}.ipynb") and "_sources" in link
+    )
+    file = BUILD / "html" / urlparse(download).path.lstrip("/")
+    cells = json.loads(file.read_text())["cells"]
+    assert any("find_spec" in "".join(cell["source"]) for cell in cells)
+    assert any(cell.get("outputs") for cell in cells)
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_chapter_shows_its_verdict_its_provenance_and_tables_as_tables(open_page, chapter):
+    page = open_page(f"notebooks/{chapter}.html")
+    expect(page.locator("div.provenance")).to_contain_text("smollm2-135m, float32")
+    record = json.loads(next((BUILD / "results" / chapter).glob("*.json")).read_text())
+    expect(page.locator("article")).to_contain_text(f"{record['verdict']['outcome']}.")
+    assert page.locator("div.cell_output table").count() >= 5
+    assert "| --- |" not in page.locator("article").inner_text()
+    assert page.locator("article").get_by_text("find_spec").count() == 0
+
+
+def test_the_cover_shows_every_claim_with_its_verdict_here(open_page):
+    page = open_page("book/index.html")
+    rows = page.locator("article table tbody tr")
+    assert rows.count() == len(CHAPTERS)
+    for row in rows.all():
+        assert any(
+            word in row.inner_text() for word in ("supported", "refuted", "inconclusive", "void")
+        )
+
+
+def test_the_front_door_leads_to_the_cover(open_page):
+    page = open_page("index.html")
+    page.wait_for_url("**/book/index.html")
+    expect(page.locator("article h1")).to_contain_text("Prefill and Decode")
