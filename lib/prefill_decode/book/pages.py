@@ -93,8 +93,9 @@ def refresh_readme(project: Project, records: Sequence[Record], readme: Path) ->
     """Rewrite the README's claims table and the figure it shows from the records."""
     text = readme.read_text(encoding="utf-8")
     rows = claims_table(project, records, "notebooks", "ipynb")
-    pattern = r"(?s)(<!-- claims -->\n).*?(\n<!-- end of claims -->)"
-    readme.write_text(re.sub(pattern, lambda m: m[1] + rows + m[2], text), encoding="utf-8")
+    pattern = r"(?s)(<!-- claims -->).*?(<!-- end of claims -->)"
+    filled = re.sub(pattern, lambda found: f"{found[1]}\n{rows}\n{found[2]}", text)
+    readme.write_text(filled, encoding="utf-8")
     figure = phases_figure(records)
     if figure is not None:
         path = project.results / "phases.svg"

@@ -126,8 +126,8 @@ def _injected(cell: nbformat.NotebookNode) -> nbformat.NotebookNode | None:
 def build_html(project: Project, source: Path) -> Path:
     """Build the mirror with Jupyter Book, warnings being errors. The path of the front page.
 
-    Jupyter Book writes Sphinx's configuration and Sphinx builds from it, so that the extension for live
-    cells, which declares its script twice on every page and is not used, can be left out in between.
+    Jupyter Book writes Sphinx's configuration and Sphinx builds from it, so that the extension for
+    live cells, which is not used here and complains on every page, can be left out in between.
     ValueError with the builder's warnings if it fails.
     """
     log, html = project.build / "build.log", project.build / "html"
@@ -136,22 +136,17 @@ def build_html(project: Project, source: Path) -> Path:
     _call([sys.executable, "-c", jupyter_book, "config", "sphinx", str(source)], log)
     settings = source / "conf.py"
     settings.write_text(settings.read_text(encoding="utf-8").replace("'sphinx_thebe', ", ""))
-    strictness = ["-W", "--keep-going", "-q"]
-    doctrees = ["-d", str(project.build / "doctrees"), "-E"]
-    _call(
-        [
-            sys.executable,
-            "-m",
-            "sphinx",
-            "-b",
-            "html",
-            *strictness,
-            *doctrees,
-            str(source),
-            str(html),
-        ],
-        log,
-    )
+    options = [
+        "-b",
+        "html",
+        "-W",
+        "--keep-going",
+        "-q",
+        "-E",
+        "-d",
+        str(project.build / "doctrees"),
+    ]
+    _call([sys.executable, "-m", "sphinx", *options, str(source), str(html)], log)
     cover = yaml.safe_load((source / "_toc.yml").read_text(encoding="utf-8"))["root"] + ".html"
     front = html / "index.html"
     front.write_text(FRONT_PAGE.format(cover=cover), encoding="utf-8")
