@@ -32,8 +32,8 @@ def test_the_verdict_comes_first_and_every_prediction_with_its_interval():
     assert shown.startswith(
         "**✗ refuted.** “it holds”: ratio: the whole interval lies on the rival"
     )
-    assert "| ratio | 1.00 | 8.00 | 7.00 [6.50, 7.50] | 12 | ✗ refuted |" in shown
-    assert "| control: c | 8.00 | 1.00 | 7.00 [6.50, 7.50] | 12 | ✓ supported |" in shown
+    assert "| ratio | ✗ refuted | 7.00 [6.50, 7.50] | 1.00 | 8.00 | 12 |" in shown
+    assert "| control: c | ✓ supported | 7.00 [6.50, 7.50] | 8.00 | 1.00 | 12 |" in shown
 
 
 def test_the_work_table_shows_both_sides_of_the_bound(tiny_model):

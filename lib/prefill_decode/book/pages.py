@@ -10,9 +10,8 @@ from typing import Any
 from prefill_decode.book.project import Project
 from prefill_decode.hardware import Hardware
 from prefill_decode.plots import Figure, phases_on_the_roofline
-from prefill_decode.plots.tables import SIGNS, format_interval, table
+from prefill_decode.plots.tables import JUDGEMENT_HEADER, SIGNS, judgement_row, table
 from prefill_decode.results import Record, interval_of
-from prefill_decode.units import format_seconds
 
 ROOFLINE_CLAIM = "prefill_is_compute_bound"
 
@@ -117,30 +116,22 @@ def verdict_lines(project: Project, records: Sequence[Record], slug: str) -> lis
 
 
 def _record_section(record: Record) -> str:
-    rows = [_metric_row(metric) for metric in record["metrics"]]
-    verdict = record["verdict"]
-    header = ("what", "claim expects", "rival expects", "measured, 95%", "n", "says")
-    slowest = max(record["points"], key=lambda point: float(point["time_s"]["median"]))
+    rows = [
+        judgement_row(
+            ("control: " if metric["role"] == "control" else "") + metric["name"],
+            metric["outcome"],
+            interval_of(metric["measured"]),
+            metric["expected"],
+            metric["rival"],
+        )
+        for metric in record["metrics"]
+    ]
+    verdict, model = record["verdict"], record["model"]
     return (
         f"### {record['machine']['title']}\n\n"
         f"{SIGNS[verdict['outcome']]} **{verdict['outcome']}**: {verdict['reason']}.\n\n"
-        f"{table(header, rows)}\n\n"
-        f"{record['date'][:10]}, {record['model']['name']} in {record['model']['dtype']}; "
-        f"longest step "
-        f"{slowest['step']}, {format_seconds(slowest['time_s']['median'])}.\n"
-    )
-
-
-def _metric_row(metric: Mapping[str, Any]) -> tuple[str, ...]:
-    prefix = "control: " if metric["role"] == "control" else ""
-    measured = interval_of(metric["measured"])
-    return (
-        prefix + metric["name"],
-        f"{metric['expected']:.3g}",
-        f"{metric['rival']:.3g}",
-        format_interval(measured),
-        str(measured.n),
-        f"{SIGNS[metric['outcome']]} {metric['outcome']}",
+        f"{table(JUDGEMENT_HEADER, rows)}\n\n"
+        f"{record['date'][:10]}, {model['name']} in {model['dtype']}.\n"
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan
 
-from prefill_decode.claim import Judgement, Verdict
+from prefill_decode.claim import Verdict
 from prefill_decode.hardware import Hardware
 from prefill_decode.measure import Ceilings, Machine, Timings
 from prefill_decode.model_spec import ModelSpec
@@ -19,6 +19,14 @@ from prefill_decode.units import (
     seconds_unit,
 )
 
+JUDGEMENT_HEADER = (
+    "what",
+    "says",
+    f"measured, {COVERAGE:.0%}",
+    "claim expects",
+    "rival expects",
+    "n",
+)
 SIGNS = {"supported": "✓", "refuted": "✗", "inconclusive": "?", "void": "∅"}
 
 
@@ -111,11 +119,34 @@ def times_table(times: Timings, bounds_s: Mapping[str, float]) -> Text:
 
 def verdict_table(statement: str, verdict: Verdict) -> Text:
     """The verdict in a sentence, then every prediction and control with its interval."""
-    rows = [_judgement_row(judgement, "") for judgement in verdict.predictions]
-    rows += [_judgement_row(judgement, "control: ") for judgement in verdict.controls]
-    header = ("what", "claim expects", "rival expects", f"measured, {COVERAGE:.0%}", "n", "says")
+    judged = [("", each) for each in verdict.predictions]
+    judged += [("control: ", each) for each in verdict.controls]
+    rows = [
+        judgement_row(
+            prefix + each.prediction.name,
+            each.outcome,
+            each.measured,
+            each.prediction.expected,
+            each.prediction.rival,
+        )
+        for prefix, each in judged
+    ]
     sentence = f"**{SIGNS[verdict.outcome]} {verdict.outcome}.** “{statement}”: {verdict.reason}."
-    return Text(sentence + "\n\n" + table(header, rows))
+    return Text(sentence + "\n\n" + table(JUDGEMENT_HEADER, rows))
+
+
+def judgement_row(
+    name: str, outcome: str, measured: Interval, expected: float, rival: float
+) -> tuple[str, ...]:
+    """A prediction or control under `JUDGEMENT_HEADER`: its outcome early, for narrow screens."""
+    return (
+        name,
+        f"{SIGNS[outcome]} {outcome}",
+        format_interval(measured),
+        format_significant(expected),
+        format_significant(rival),
+        str(measured.n),
+    )
 
 
 def format_interval(interval: Interval) -> str:
@@ -136,15 +167,3 @@ def format_interval_s(interval: Interval) -> str:
         high=interval.high / factor,
     )
     return f"{format_interval(scaled)} {unit}"
-
-
-def _judgement_row(judgement: Judgement, prefix: str) -> tuple[str, ...]:
-    prediction = judgement.prediction
-    return (
-        prefix + prediction.name,
-        format_significant(prediction.expected),
-        format_significant(prediction.rival),
-        format_interval(judgement.measured),
-        str(judgement.measured.n),
-        f"{SIGNS[judgement.outcome]} {judgement.outcome}",
-    )
