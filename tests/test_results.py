@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import subprocess
 
 import pytest
 
@@ -27,6 +28,28 @@ def test_a_record_holds_what_is_needed_to_judge_it_again(record):
         "decode x1": 1,
         "decode x8": 8,
     }
+
+
+def git(folder, *words):
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
+
+
+def test_the_commit_is_marked_when_the_measuring_code_differs_from_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert results._commit() is None
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "a.py").write_text("1")
+    git(tmp_path, "init")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "first")
+    clean = results._commit()
+    assert len(clean) >= 12
+    (tmp_path / "record.json").write_text("{}")  # results beside the code change nothing
+    assert results._commit() == clean
+    (tmp_path / "lib" / "a.py").write_text("2")
+    assert results._commit() == clean + "+changes"
 
 
 def test_the_default_folder_is_the_checkouts_and_else_the_current_one(root, tmp_path, monkeypatch):

@@ -248,14 +248,17 @@ def _write_atomically(path: Path, text: str) -> None:
 
 
 def _commit() -> str | None:
-    """The checkout's commit, with "+changes" when the tree differs from it; None outside of one."""
+    """The checkout's commit, with "+changes" when code or notebooks differ from it; None outside."""
+    commit = _git("rev-parse", "--short=12", "HEAD")
+    if commit is None:
+        return None
+    changed = _git("status", "--porcelain", "--", ":/lib", ":/notebooks", ":/constraints.txt")
+    return f"{commit}+changes" if changed else commit
+
+
+def _git(*words: str) -> str | None:
     try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+changes", "--exclude=*", "--abbrev=12"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        done = subprocess.run(["git", *words], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return found.stdout.strip() or None
+    return done.stdout.strip()
