@@ -63,8 +63,9 @@ def timings() -> Timings:
             "decode x1": tuple(0.010 + 0.0001 * i for i in range(10)),
             "decode x8": tuple(0.012 + 0.0001 * i for i in range(10)),
             "read": (0.005,) * 10,
+            "matrix": (0.005,) * 10,
         },
-        warmup_s={"decode x1": (0.1,), "decode x8": (0.1,), "read": (0.1,)},
+        warmup_s={"decode x1": (0.1,), "decode x8": (0.1,), "read": (0.1,), "matrix": (0.1,)},
         disturbed=(False,) * 10,
         stopped_because="budget",
         duration_s=1.0,
@@ -72,7 +73,15 @@ def timings() -> Timings:
 
 
 @pytest.fixture
-def record(tiny_model: ModelSpec, machine: Machine, timings: Timings) -> Record:
+def ceilings(timings: Timings) -> Ceilings:
+    """Kernels that `timings` holds: 1e8 bytes and 5e8 FLOP in 5 ms each."""
+    hardware = Hardware("Test CPU", "float64", 1e11, 2e10, "made up")
+    matrix, read = Kernel("matrix", 5e8, lambda: None), Kernel("read", 1e8, lambda: None)
+    return Ceilings(matrix, read, {"matrix": 1e11, "read": 2e10}, hardware, timings)
+
+
+@pytest.fixture
+def record(tiny_model: ModelSpec, machine: Machine, timings: Timings, ceilings: Ceilings) -> Record:
     claim = Claim(
         "decode waits for memory",
         [Prediction("batch 8 / batch 1", 1.1, rival=8.0)],
@@ -81,15 +90,13 @@ def record(tiny_model: ModelSpec, machine: Machine, timings: Timings) -> Record:
     verdict = claim.judge(
         {"batch 8 / batch 1": Interval(1.2, 1.1, 1.3, 10, 0.97), "prefill": Interval(7, 6, 8, 10)}
     )
-    kernel = Kernel("read", 1e8, lambda: None)
-    hardware = Hardware("Test CPU", "float64", 1e11, 2e10, "made up")
     return make_record(
         "decode_is_bandwidth_bound",
         claim,
         verdict,
         chunks={"decode x1": [Chunk(1, 16)], "decode x8": [Chunk(1, 16)] * 8},
         times=timings,
-        ceilings=Ceilings(kernel, kernel, {"read": 2e10}, hardware, timings),
+        ceilings=ceilings,
         machine=machine,
         model=tiny_model,
         parameters={"batch_sizes": [1, 8]},

@@ -85,6 +85,19 @@ def test_a_claim_is_as_good_as_its_worst_part_and_void_without_its_control(chang
     assert reason in verdict.reason
 
 
+def test_a_control_that_cannot_decide_here_makes_the_claim_inconclusive_not_void():
+    weak = Claim("c", [Prediction("ratio", 1.0, rival=8.0)], [Prediction("prefill", 1.6, 1.0)])
+    verdict = weak.judge({"ratio": interval(1.1, 1.3), "prefill": interval(1.5, 1.7)})
+    assert verdict.outcome == "inconclusive"
+    assert "cannot decide here" in verdict.reason
+
+
+def test_anything_faster_than_physics_makes_the_verdict_void():
+    verdict = CLAIM.judge(SUPPORT, impossible=["decode x8 took 0.62 of the least possible time"])
+    assert verdict.outcome == "void"
+    assert verdict.reason == ("decode x8 took 0.62 of the least possible time: the ruler is broken")
+
+
 def test_every_prediction_needs_its_measurement_and_nothing_else():
     with pytest.raises(ValueError, match="share"):
         CLAIM.judge({name: SUPPORT[name] for name in ("ratio", "prefill")})

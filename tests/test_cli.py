@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.conftest import ROOT
 
 from prefill_decode import cli, measure, results
+from tests.conftest import ROOT
 
 
 def run(*words, cwd=ROOT):
@@ -84,6 +84,10 @@ def test_doctor_says_what_it_found_and_exits_1_for_a_finding(monkeypatch, capsys
         (["run", "-p", "batchsizes=[1]", "decode_is_bandwidth_bound"], "did you mean batch_sizes?"),
         (["run", "-p", "batch_sizes=8", "decode_is_bandwidth_bound"], "takes list"),
         (["run", "-p", "seed"], "name=value"),
+        (["run", "-p", "device=cpu"], "give --device"),
+        (["run", "-p", "budget_s=3"], "give --budget"),
+        (["run", "-p", "results_dir=/tmp"], "give --results"),
+        (["book", "--build", "lib"], "files that the book did not make"),
         (["run", "--budget", "0"], "positive number of seconds"),
         (["run", "--budget", "soon"], "positive number of seconds"),
         (["run", "--budget", "nan"], "positive number of seconds"),

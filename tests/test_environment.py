@@ -11,10 +11,11 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from rattler import MatchSpec
-from tests.conftest import ROOT
 
 from prefill_decode.book import claims_table, find_project
+from prefill_decode.book.pages import phases_figure
 from prefill_decode.results import load_all
+from tests.conftest import ROOT
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
@@ -130,4 +131,9 @@ def test_the_readmes_table_is_the_committed_records(tmp_path):
     assert not problems
     table = claims_table(find_project(ROOT), records, "notebooks", "ipynb")
     assert table in (ROOT / "README.md").read_text()
-    assert (tmp_path / "book" / "results" / "phases.svg").is_file()
+    drawn = phases_figure(records).standalone() + "\n"
+    committed = (tmp_path / "book" / "results" / "phases.svg").read_text()
+    assert re.sub(r"[-\d.]+", "0", committed) == re.sub(r"[-\d.]+", "0", drawn)
+    label = re.search(r'aria-label="[^"]+"', committed)
+    assert label is not None
+    assert label[0] in drawn

@@ -7,7 +7,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "lib" / "prefill_decode"
 LAYERS = [  # lowest first; a part may import from lower layers and from itself
-    {"units", "model_spec", "hardware", "request", "step"},
+    {"did_you_mean", "units", "model_spec", "hardware", "request", "step"},
     {"roofline", "serving_metrics", "statistics", "claim"},
     {"engine", "measure"},
     {"results"},
@@ -16,7 +16,16 @@ LAYERS = [  # lowest first; a part may import from lower layers and from itself
     {"cli"},
 ]
 # Within the lowest two layers a few modules lean on each other, downwards in this order.
-INNER_ORDER = ["units", "step", "hardware", "model_spec", "request", "statistics", "claim"]
+INNER_ORDER = [
+    "did_you_mean",
+    "units",
+    "step",
+    "hardware",
+    "model_spec",
+    "request",
+    "statistics",
+    "claim",
+]
 TORCH_ALLOWED = {"engine", "measure"}
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 

@@ -12,7 +12,8 @@ from prefill_decode import results
 
 def test_a_record_survives_the_disk_unchanged(record, tmp_path):
     path = results.save(record, tmp_path)
-    assert path == tmp_path / "decode_is_bandwidth_bound" / "test-cpu-2-0-2-cores.json"
+    slug = record["machine"]["slug"]
+    assert path == tmp_path / "decode_is_bandwidth_bound" / f"{slug}.json"
     assert results.load(path) == record
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
@@ -119,6 +120,8 @@ def damaged(record):
             "two metrics have the same name",
         ),
         "null for a number": (text.replace('"seed": 0', '"seed": null'), "seed"),
+        "no points": (json.dumps({**record, "points": []}), "points"),
+        "a machine without its versions": (text.replace('"python": ', '"pithon": '), "python"),
         "a foreign document": ('{"hello": 1}', "not a record"),
         "a list": ("[1, 2]", "not a record"),
         "a number": ("3", "not a record"),
@@ -126,7 +129,7 @@ def damaged(record):
     }
 
 
-@pytest.mark.parametrize("kind", damaged({"metrics": []}))
+@pytest.mark.parametrize("kind", damaged({"metrics": [], "points": []}))
 def test_a_damaged_file_is_refused_with_its_name_and_the_reason(record, tmp_path, kind):
     text, reason = damaged(record)[kind]
     path = tmp_path / "machine.json"

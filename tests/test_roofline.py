@@ -4,7 +4,7 @@ import pytest
 
 from prefill_decode import model_spec
 from prefill_decode.hardware import ACCELERATORS, Hardware
-from prefill_decode.roofline import Work, step_work
+from prefill_decode.roofline import Work, step_work, telling_prompt_lengths, turning_tokens
 from prefill_decode.step import Chunk
 
 HARDWARE = Hardware("made up", "bfloat16", 100.0, 10.0, "made up")  # ridge 10
@@ -93,6 +93,23 @@ def test_a_step_waits_for_each_part_in_turn(tiny_model):
     both_s = work.weights.flops / 100.0 + work.attention.bytes / 10.0
     assert work.least_time_s(HARDWARE) == pytest.approx(both_s)
     assert work.least_time_s(HARDWARE) > work.total.least_time_s(HARDWARE)
+
+
+def test_prompts_that_tell_lie_on_both_sides_of_the_turning_point():
+    laptop = Hardware("laptop", "float32", 150e9, 30e9, "made up")  # ridge 5
+    model = model_spec.get("laptop-254m").with_dtype("float32")
+    assert turning_tokens(model, laptop) == 10
+    assert telling_prompt_lengths(model, laptop) == [1, 4, 16, 64, 512]
+    large = model_spec.get("llama-3.1-8b")
+    for hardware in ACCELERATORS:
+        lengths = telling_prompt_lengths(large, hardware)
+        assert lengths == sorted(set(lengths))
+        assert lengths[-1] == 8 * lengths[-2]
+        short, long = (step_work(large, [Chunk(n)]) for n in lengths[-2:])
+        assert short.weights.limited_by(hardware) == "compute"
+        ratio = long.least_time_s(hardware) / short.least_time_s(hardware)
+        assert 7 < ratio < 20, hardware.name  # attention grows faster than the prompt
+        assert step_work(large, [Chunk(1)]).total.limited_by(hardware) == "bandwidth"
 
 
 def test_an_empty_step_is_refused(tiny_model):

@@ -94,9 +94,10 @@ class Claim:
     predictions: Sequence[Prediction]
     controls: Sequence[Prediction]  # must hold, or the ruler is broken
 
-    def judge(self, measured: Mapping[str, Interval]) -> Verdict:
-        """The verdict. ValueError unless every prediction and control is measured, and nothing
-        else.
+    def judge(self, measured: Mapping[str, Interval], impossible: Sequence[str] = ()) -> Verdict:
+        """The verdict. `impossible` says what was measured beyond a physical limit.
+
+        ValueError unless every prediction and control is measured, and nothing else.
         """
         names = {prediction.name for prediction in (*self.predictions, *self.controls)}
         if names != set(measured):
@@ -107,17 +108,21 @@ class Claim:
             )
         predictions = tuple(p.judge(measured[p.name]) for p in self.predictions)
         controls = tuple(c.judge(measured[c.name]) for c in self.controls)
-        outcome, reason = _combine(predictions, controls)
+        outcome, reason = _combine(predictions, controls, impossible)
         return Verdict(outcome, reason, predictions, controls)
 
 
 def _combine(
-    predictions: Sequence[Judgement], controls: Sequence[Judgement]
+    predictions: Sequence[Judgement], controls: Sequence[Judgement], impossible: Sequence[str]
 ) -> tuple[Outcome, str]:
+    for words in impossible:
+        return "void", f"{words}: the ruler is broken"
     for judgement in (*controls, *predictions):
         if judgement.outcome == "void":
             return "void", f"{judgement.prediction.name}: {judgement.reason}"
     for control in controls:
+        if control.prediction.contrast < LEAST_CONTRAST:
+            return "inconclusive", f"the control {control.prediction.name}: {control.reason}"
         if control.outcome != "supported":
             return "void", f"the control failed ({control.prediction.name}: {control.reason})"
     for outcome in ("refuted", "inconclusive"):

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from prefill_decode.measure import Machine
 
 FINE, FINDING, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
+# Parameters of every notebook that the command sets itself.
+OPTIONS_FOR = {"device": "--device", "budget_s": "--budget", "results_dir": "--results"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -143,17 +145,27 @@ def _run_chapters(
     from prefill_decode.book.run import ChapterFailure, run_chapter
 
     given = parse_assignments(options.parameter)
+    for name, option in OPTIONS_FOR.items():
+        if name in given:
+            raise ValueError(f"{name} has an option of its own: give {option}, not -p {name}=...")
     given["device"] = machine.device
     if options.budget is not None:
         given["budget_s"] = options.budget
     checked = {name: check_parameters(project.notebook(name), given) for name in chapters}
+    project.prepare_build()
     runs: dict[str, Path] = {}
     failures: dict[str, Any] = {}
     for number, name in enumerate(chapters, start=1):
         print(f"[{number}/{len(chapters)}] {name} ...", file=sys.stderr, flush=True)
         try:
             runs[name], ran = run_chapter(
-                project, name, checked[name], machine.slug, options.timeout, sys.stderr.isatty()
+                project,
+                name,
+                checked[name],
+                machine,
+                cell_timeout_s=options.timeout,
+                progress=sys.stderr.isatty(),
+                again=options.again,
             )
             print(
                 f"[{number}/{len(chapters)}] {name}: {'done' if ran else 'up to date'}",
@@ -261,7 +273,7 @@ def _parser() -> argparse.ArgumentParser:
             "--budget",
             type=_positive_seconds,
             metavar="SECONDS",
-            help="how long each notebook may measure (default: its own budget_s)",
+            help="about how long each notebook measures, in six rounds at least (default: 50)",
         )
         added.add_argument(
             "--timeout",
@@ -270,6 +282,7 @@ def _parser() -> argparse.ArgumentParser:
             metavar="SECONDS",
             help="longest that one cell may run (default: 1800)",
         )
+        added.add_argument("--again", action="store_true", help="measure again what is up to date")
 
     folders(verb("list", list_claims))
     verb("doctor", doctor).add_argument("--json", action="store_true")

@@ -13,11 +13,12 @@ Source:  the model code in Hugging Face transformers; the tests compare with pub
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from importlib.resources import files
 from math import inf
 from pathlib import Path
 from typing import Any
+
+from prefill_decode.did_you_mean import did_you_mean
 
 BYTES_PER_VALUE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 # model_type: (biases on Q, K and V; norms on the heads of Q and K)
@@ -193,8 +194,7 @@ def get(name: str) -> ModelSpec:
     """A shipped model by its name. ValueError names the nearest one."""
     found = {model.name: model for model in shipped()}
     if name not in found:
-        near = get_close_matches(name, found, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(name, found)
         raise ValueError(f"model must be one of {', '.join(found)}; got {name!r}{hint}")
     return found[name]
 

@@ -47,6 +47,7 @@ def make_record(
 ) -> Record:
     """The record of one run. `chunks` says what each timed step held; steps without an entry,
     such as the ceilings' kernels, appear only among the raw times."""
+    during = ceilings.during(times)
     return {
         "schema_version": 1,
         "claim": claim_name,
@@ -56,7 +57,7 @@ def make_record(
             *(_metric(judgement, "prediction") for judgement in verdict.predictions),
             *(_metric(judgement, "control") for judgement in verdict.controls),
         ],
-        "points": [_point(name, chunks[name], times, ceilings, model) for name in chunks],
+        "points": [_point(name, step, times, ceilings, model) for name, step in chunks.items()],
         "timings": {
             "raw_s": {name: list(values) for name, values in times.raw_s.items()},
             "warmup_s": {name: list(values) for name, values in times.warmup_s.items()},
@@ -71,6 +72,10 @@ def make_record(
             "bandwidth_bytes_per_s": ceilings.hardware.bandwidth_bytes_per_s,
             "source": ceilings.hardware.source,
             "rates": ceilings.rates,
+            "during": {
+                "peak_flops_per_s": during.peak_flops_per_s,
+                "bandwidth_bytes_per_s": during.bandwidth_bytes_per_s,
+            },
         },
         "model": asdict(model),
         "machine": machine.as_dict(),
@@ -142,12 +147,18 @@ def interval_of(stored: Mapping[str, Any]) -> Interval:
     return Interval(**values)
 
 
+def find_checkout(start: Path) -> Path | None:
+    """The checkout of the book that holds `start`; None outside of one."""
+    for folder in (start, *start.parents):
+        if (folder / "_toc.yml").is_file() and (folder / "notebooks").is_dir():
+            return folder
+    return None
+
+
 def default_folder() -> Path:
     """book/results of the checkout that holds the current folder; ./results outside of one."""
-    for folder in (Path.cwd(), *Path.cwd().parents):
-        if (folder / "_config.yml").is_file() and (folder / "notebooks").is_dir():
-            return folder / "book" / "results"
-    return Path.cwd() / "results"
+    checkout = find_checkout(Path.cwd())
+    return checkout / "book" / "results" if checkout else Path.cwd() / "results"
 
 
 def _metric(judgement: Judgement, role: str) -> Record:
@@ -174,7 +185,8 @@ def _point(
         "sequences": len(chunks),
         "flops": work.total.flops,
         "bytes": work.total.bytes,
-        "least_time_s": work.least_time_s(ceilings.hardware),
+        "least_time_s": work.least_time_s(ceilings.during(times)),
+        "reached": _stored_interval(ceilings.reached(work, name, times)),
         "time_s": _stored_interval(times.time_s(name)),
     }
 
@@ -248,7 +260,7 @@ def _write_atomically(path: Path, text: str) -> None:
 
 
 def _commit() -> str | None:
-    """The checkout's commit, with "+changes" when code or notebooks differ from it; None outside."""
+    """The checkout's commit, "+changes" when what measures differs from it; None outside of one."""
     commit = _git("rev-parse", "--short=12", "HEAD")
     if commit is None:
         return None

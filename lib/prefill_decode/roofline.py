@@ -5,6 +5,11 @@ perfectly, it cannot finish before the slower one:
 
     time_s >= max(flops / peak_flops_per_s, bytes / bandwidth_bytes_per_s)
 
+That is `Work.least_time_s`, a floor for any implementation. A decoder's step has two parts that
+wait for each other in every layer, products with the weights and attention over the cache, so the
+best that an engine can hope for is the sum of the two parts' floors: `StepWork.least_time_s`, the
+book's prediction.
+
 Counts:  a dense decoder-only transformer on one device.
 Ignores: norms, softmax, activations, biases and kernel launches, which add time; and on-chip
          caches, which remove it. A model that fits in cache can beat this bound; anything else
@@ -14,6 +19,7 @@ Source:  Austin et al., "How to Scale Your Model" (2025), chapters "Roofline" an
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, log2
 from typing import Literal
 
 from prefill_decode.hardware import Hardware
@@ -56,7 +62,7 @@ class StepWork:
         return Work(flops, self.weights.bytes + self.attention.bytes)
 
     def least_time_s(self, hardware: Hardware) -> float:
-        """Sum of the parts' bounds, seconds: within a layer, one part waits for the other."""
+        """Sum of the parts' floors, seconds: within a layer, one part waits for the other."""
         return self.weights.least_time_s(hardware) + self.attention.least_time_s(hardware)
 
 
@@ -79,3 +85,20 @@ def step_work(model: ModelSpec, chunks: Sequence[Chunk]) -> StepWork:
         bytes=model.kv_bytes_per_token * (cached_tokens + new_tokens),  # read cached, write new
     )
     return StepWork(weights, attention)
+
+
+def turning_tokens(model: ModelSpec, hardware: Hardware) -> float:
+    """New tokens in a step at which its products with the weights turn compute-bound.
+
+    Each token brings 2 FLOP for each weight, and the weight brings its bytes once.
+    """
+    return hardware.ridge_flops_per_byte * model.bytes_per_weight / 2
+
+
+def telling_prompt_lengths(model: ModelSpec, hardware: Hardware) -> list[int]:
+    """Five prompt lengths, from one token to eight times one that is clearly compute-bound.
+
+    The last two lie at least four and 32 times past the turning point, as powers of two.
+    """
+    short = 2 ** ceil(log2(4 * turning_tokens(model, hardware)))
+    return [1, max(2, short // 16), max(3, short // 4), short, 8 * short]

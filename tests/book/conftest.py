@@ -30,7 +30,8 @@ def make_project(tmp_path, record):
             cells = [
                 new_markdown_cell(f"# The {name} claim"),
                 new_code_cell(
-                    "value = 1\nresults_dir: str | None = None", metadata={"tags": ["parameters"]}
+                    "value = 1\ndevice = 'auto'\nresults_dir: str | None = None",
+                    metadata={"tags": ["parameters"]},
                 ),
                 new_code_cell(f"import json\nrecord_text = {text!r}" + SAVE + "value"),
                 new_code_cell(last_cell),

@@ -1,6 +1,11 @@
 """Running chapters: cached until something changes, and nothing is lost when one stops."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
 
 import nbformat
 import pytest
@@ -8,70 +13,97 @@ import pytest
 from prefill_decode.book import ChapterFailure, find_project, run_chapter
 from prefill_decode.results import load
 
-SLUG = "test-cpu-2-0-2-cores"
 
-
-def test_a_chapter_runs_once_and_again_when_something_it_depends_on_changes(make_project):
+def test_a_chapter_runs_once_and_again_when_something_it_depends_on_changes(make_project, machine):
     project = make_project()
-    path, ran = run_chapter(project, "first", {"value": 3}, SLUG)
+    path, ran = run_chapter(project, "first", {"value": 3}, machine)
     assert ran
     assert nbformat.read(path, as_version=4).cells[-1].outputs[0].data["text/plain"] == "6"
-    assert load(project.results / "first" / f"{SLUG}.json")["claim"] == "first"
-    assert run_chapter(project, "first", {"value": 3}, SLUG) == (path, False)
+    assert load(project.results / "first" / f"{machine.slug}.json")["claim"] == "first"
+    assert run_chapter(project, "first", {"value": 3}, machine) == (path, False)
 
-    other, ran = run_chapter(project, "first", {"value": 4}, SLUG)
+    other, ran = run_chapter(project, "first", {"value": 4}, machine)
     assert ran
     assert other != path
     assert not path.exists()  # only the newest run is kept
 
     (project.root / "constraints.txt").write_text("torch==2.14.0\n")
-    assert run_chapter(project, "first", {"value": 4}, SLUG)[1]
-    (project.results / "first" / f"{SLUG}.json").unlink()
-    assert run_chapter(project, "first", {"value": 4}, SLUG)[1]  # its record is gone
+    assert run_chapter(project, "first", {"value": 4}, machine)[1]
+    (project.results / "first" / f"{machine.slug}.json").unlink()
+    assert run_chapter(project, "first", {"value": 4}, machine)[1]  # its record is gone
+    (project.results / "first" / f"{machine.slug}.json").write_text("<<<<<<< damaged")
+    assert run_chapter(project, "first", {"value": 4}, machine)[1]
+    assert run_chapter(project, "first", {"value": 4}, machine, again=True)[1]  # as asked
+    fewer = replace(machine, threads=1)
+    assert run_chapter(project, "first", {"value": 4}, fewer)[1]  # the same machine, used otherwise
 
 
-def test_a_cell_that_raises_is_named_and_what_ran_is_kept(make_project):
+def test_a_warning_on_a_page_fails_the_chapter_and_is_not_cached(make_project, machine):
+    project = make_project("import sys; print('careful', file=sys.stderr)")
+    for _ in range(2):
+        with pytest.raises(ChapterFailure, match="wrote to stderr: careful"):
+            run_chapter(project, "first", {}, machine)
+
+
+def test_a_chapter_that_saves_no_record_fails(make_project, machine):
+    project = make_project()
+    text = project.notebook("first").read_text().replace("results.save(", "print(")
+    project.notebook("first").write_text(text)
+    with pytest.raises(ChapterFailure, match="without saving its record"):
+        run_chapter(project, "first", {}, machine)
+
+
+def test_a_cell_that_raises_is_named_and_what_ran_is_kept(make_project, machine):
     project = make_project("undefined_name")
     with pytest.raises(ChapterFailure, match=r"raised NameError.*undefined_name") as caught:
-        run_chapter(project, "first", {}, SLUG)
+        run_chapter(project, "first", {}, machine)
     kept = nbformat.read(caught.value.kept, as_version=4)
     assert any("1" in str(cell.get("outputs")) for cell in kept.cells)
-    assert load(project.results / "first" / f"{SLUG}.json")  # saved before the failure
+    assert load(project.results / "first" / f"{machine.slug}.json")  # saved before the failure
     with pytest.raises(ChapterFailure):
-        run_chapter(project, "first", {}, SLUG)  # a failure is not cached
+        run_chapter(project, "first", {}, machine)  # a failure is not cached
 
 
-def test_a_kernel_that_dies_is_named_with_its_cell(make_project):
+def test_a_kernel_that_dies_is_named_with_its_cell(make_project, machine):
     project = make_project("import os; os.kill(os.getpid(), 9)")
     with pytest.raises(ChapterFailure, match=r"the kernel died in cell .*os\.kill"):
-        run_chapter(project, "first", {}, SLUG)
-    assert load(project.results / "first" / f"{SLUG}.json")
+        run_chapter(project, "first", {}, machine)
+    assert load(project.results / "first" / f"{machine.slug}.json")
 
 
-def test_a_cell_that_runs_too_long_is_stopped(make_project):
+def test_a_cell_that_runs_too_long_is_stopped(make_project, machine):
     project = make_project("import time; time.sleep(60)")
     with pytest.raises(ChapterFailure, match="ran longer than 2 s"):
-        run_chapter(project, "first", {}, SLUG, cell_timeout_s=2)
+        run_chapter(project, "first", {}, machine, cell_timeout_s=2)
 
 
-def test_an_interruption_keeps_finished_chapters_and_a_rerun_resumes(make_project, monkeypatch):
-    project = make_project()
-    done, _ = run_chapter(project, "first", {}, SLUG)
-    import papermill
-
-    def interrupt(*words, **options):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(papermill, "execute_notebook", interrupt)
-        with pytest.raises(ChapterFailure, match="interrupted"):
-            run_chapter(project, "second", {}, SLUG)
-    assert run_chapter(project, "first", {}, SLUG) == (done, False)
-    assert run_chapter(project, "second", {}, SLUG)[1]
+def test_control_c_keeps_what_ran_and_says_how_to_go_on(make_project, machine):
+    """A real interrupt, sent to the whole group as a terminal does, while a cell runs."""
+    project = make_project("import time, pathlib; pathlib.Path('on').touch(); time.sleep(value)")
+    command = [sys.executable, "-m", "prefill_decode.cli", "run", "--device", "cpu"]
+    started = subprocess.Popen(
+        [*command, "-p", "value=60"],
+        cwd=project.root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 90
+    while not (project.root / "on").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(started.pid, signal.SIGINT)
+    _, words = started.communicate(timeout=60)
+    assert started.returncode == 130, words
+    assert "first: interrupted" in words
+    assert "run again to go on from here" in words
+    assert "Traceback" not in words
+    kept = nbformat.read(project.build / "failed" / "first.ipynb", as_version=4)
+    assert kept.cells[2].outputs[0].data["text/plain"] == "60"
 
 
 def test_a_users_own_kernel_and_start_up_files_cannot_get_in_the_way(
-    make_project, tmp_path, monkeypatch
+    make_project, machine, tmp_path, monkeypatch
 ):
     hostile = tmp_path / "hostile"
     (hostile / "kernels" / "python3").mkdir(parents=True)
@@ -80,11 +112,13 @@ def test_a_users_own_kernel_and_start_up_files_cannot_get_in_the_way(
     (hostile / "profile_default" / "startup" / "0.py").write_text("raise SystemExit('hostile')")
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(hostile))
     monkeypatch.setenv("IPYTHONDIR", str(hostile))
-    assert run_chapter(make_project(), "first", {}, SLUG)[1]
+    assert run_chapter(make_project(), "first", {}, machine)[1]
     assert os.environ["JUPYTER_DATA_DIR"] == str(hostile)  # and ours is gone again
 
 
-def test_chapters_come_in_the_order_of_the_toc_and_misspelt_ones_are_answered(make_project):
+def test_chapters_come_in_the_order_of_the_toc_and_misspelt_ones_are_answered(
+    make_project, machine
+):
     project = make_project()
     assert project.chapters() == ["first", "second"]
     assert project.chosen(["second", "first"]) == ["first", "second"]

@@ -8,32 +8,33 @@ MIB, GB = 2**20, 10**9
 
 
 def test_a_timed_step_can_run_again_and_again_with_the_same_result(tiny_model):
-    runner = StepRunner(tiny_model, num_slots=3, capacity_tokens=32, seed=0)
-    for chunks in ([Chunk(5)], [Chunk(1, 9)] * 3, [Chunk(1, 4), Chunk(6, 2)]):
-        step = runner.step(chunks)
+    chunks = {"a": [Chunk(5)], "b": [Chunk(1, 9)] * 3, "c": [Chunk(1, 4), Chunk(6, 2)]}
+    runner = StepRunner(tiny_model, chunks, seed=0)
+    assert runner.steps.keys() == chunks.keys()
+    for name, step in runner.steps.items():
         first = step()
-        assert torch.equal(first, step())
-        assert first.shape == (len(chunks), tiny_model.vocab_size)
+        assert first.shape == (len(chunks[name]), tiny_model.vocab_size)
+    for name in ("b", "a", "c", "b"):  # whatever ran in between
+        assert torch.equal(runner.steps[name](), runner.steps[name]())
 
 
 def test_a_timed_step_holds_exactly_the_chunks_that_were_priced(tiny_model):
-    runner = StepRunner(tiny_model, num_slots=2, capacity_tokens=32, seed=0)
-    engine = runner.engine
-    keys = engine.cache.keys[0].clone()
-    runner.step([Chunk(1, 9), Chunk(3, 4)])()
-    changed = (engine.cache.keys[0] != keys).any(dim=3).any(dim=1)  # [slots, capacity]
+    runner = StepRunner(tiny_model, {"mixed": [Chunk(1, 9), Chunk(3, 4)]}, seed=0)
+    before = runner.engine.cache.keys[0].clone()
+    runner.steps["mixed"]()
+    changed = (runner.engine.cache.keys[0] != before).any(dim=3).any(dim=1)  # [slots, capacity]
     assert changed[0].nonzero().flatten().tolist() == [9]
     assert changed[1].nonzero().flatten().tolist() == [4, 5, 6]
 
 
-def test_a_step_with_more_chunks_than_slots_is_refused(tiny_model):
-    runner = StepRunner(tiny_model, num_slots=2, capacity_tokens=32, seed=0)
-    with pytest.raises(ValueError, match="2 slots; got a step of 3"):
-        runner.step([Chunk(1)] * 3)
+def test_the_engine_has_room_for_the_largest_step_and_no_more(tiny_model):
+    cache = StepRunner(tiny_model, {"a": [Chunk(5, 90)], "b": [Chunk(1)] * 3}).engine.cache
+    assert cache.capacity_tokens == 95
+    assert len(cache.lengths) == 3
 
 
 def test_the_cache_is_filled_with_noise_before_timing(tiny_model):
-    cache = StepRunner(tiny_model, num_slots=2, capacity_tokens=32, seed=0).engine.cache
+    cache = StepRunner(tiny_model, {"a": [Chunk(1, 60)] * 2}, seed=0).engine.cache
     assert all(0.8 < tensor.std() < 1.2 for tensor in cache.keys + cache.values)
     assert cache.lengths == [0, 0]
 
@@ -43,9 +44,28 @@ def test_the_chosen_weights_dwarf_the_cache_and_fit_the_memory():
     assert laptop.name == "laptop-254m"
     assert laptop.dtype == "float32"
     assert laptop.weight_bytes_read > 16 * 32 * MIB
-    big_gpu = choose_model("auto", "cuda", 50 * MIB, 80 * GB)
-    assert big_gpu.name == "llama-3.1-8b"
-    assert big_gpu.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "name"),
+    [
+        (6 * GB, "llama-3.2-1b"),
+        (16 * GB, "qwen3-4b"),
+        (24 * GB, "llama-3.1-8b"),
+        (80 * GB, "llama-3.1-8b"),
+    ],
+)
+def test_a_gpu_gets_the_largest_model_that_fits(memory_bytes, name):
+    model = choose_model("auto", "cuda", 50 * MIB, memory_bytes)
+    assert model.name == name
+    assert model.dtype in ("bfloat16", "float16")
+
+
+def test_a_gpu_before_ampere_gets_float16(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capability, dtype in [((7, 5), "float16"), ((8, 0), "bfloat16"), ((9, 0), "bfloat16")]:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda c=capability: c)
+        assert choose_model("smollm2-135m", "cuda", 0, 0).dtype == dtype
 
 
 def test_a_named_model_is_taken_in_the_dtype_of_the_device():
@@ -62,10 +82,15 @@ def test_a_device_that_cannot_decide_says_why():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_captured_decode_step_replays_the_eager_one(tiny_model, monkeypatch):
+def test_captured_decode_steps_replay_the_eager_ones_whatever_runs_in_between(
+    tiny_model, monkeypatch
+):
     model = tiny_model.with_dtype("float32")
-    chunks = [Chunk(1, 9)] * 4
-    captured = StepRunner(model, "cuda", num_slots=4, capacity_tokens=32, seed=0).step(chunks)()
+    chunks = {"a": [Chunk(1, 9)] * 4, "b": [Chunk(1, 5)] * 2, "long": [Chunk(20)]}
+    captured = StepRunner(model, chunks, "cuda", seed=0).steps
     monkeypatch.setattr(step_runner, "_captured", lambda engine, plan: lambda: engine.run(plan))
-    eager = StepRunner(model, "cuda", num_slots=4, capacity_tokens=32, seed=0).step(chunks)()
-    torch.testing.assert_close(captured, eager)
+    eager = StepRunner(model, chunks, "cuda", seed=0).steps
+    for name in ("a", "long", "b", "a", "b", "long", "a"):
+        junk = [torch.full((n,), 61, device="cuda") for n in range(1, 40)]  # reuses freed memory
+        torch.testing.assert_close(captured[name](), eager[name]())
+        del junk

@@ -1,16 +1,24 @@
 """Ceilings: what the kernels claim to do is what they do; the best of them sets the ceiling."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from prefill_decode.measure import Timings, ceilings, measure_ceilings
+from prefill_decode.roofline import StepWork, Work
+
+
+@pytest.fixture
+def ceilings_found(request):
+    return request.getfixturevalue("ceilings")
 
 
 @pytest.fixture
 def quick(monkeypatch):
     """Small kernels and invented times: 1, 2, 3, ... ms in the order of the kernels."""
     monkeypatch.setattr(ceilings, "MATRIX_SIZES", {"cpu": (8, 16)})
-    monkeypatch.setattr(ceilings, "LEAST_WORKING_SET_BYTES", 2**20)
+    monkeypatch.setattr(ceilings, "LEAST_WORKING_SET_BYTES", {"cpu": 2**20})
     monkeypatch.setattr(ceilings, "WORKING_SET_TIMES_CACHE", 0)
     kept = {}
 
@@ -38,9 +46,13 @@ def test_every_kernel_runs_and_reads_what_it_says(quick, machine):
     assert len(quick) == len(found.rates) >= 5
     for step in quick.values():
         step()
-    total = found.read.run()
-    assert total.numel() == 1
-    assert found.read.amount == 2**20
+    assert quick["product of 16 x 16 matrices"]().shape == (16, 16)
+    rows = 2**20 // 4 // ceilings.ROW_SIZE
+    assert quick["product with one row"]().shape == (rows,)
+    assert quick["packed product with one row"]().shape == (1, rows)
+    assert quick["sum of a vector"]().numel() == quick["largest of a vector"]().numel() == 1
+    kernels = ceilings._read_kernels("cpu", "float32", 2**20, 0)
+    assert {kernel.amount for kernel in kernels} == {2**20}  # every one reads the whole set
 
 
 def test_the_working_set_is_far_above_the_last_level_cache(machine, monkeypatch):
@@ -62,3 +74,37 @@ def test_float64_has_no_packed_kernel_and_still_a_ceiling(quick, machine):
     found = measure_ceilings(machine, "float64")
     assert "packed product with one row" not in found.rates
     assert found.read.run().dtype == torch.float64
+
+
+def test_an_accelerators_reads_also_dwarf_a_launch_and_leave_its_memory_alone(machine, monkeypatch):
+    sizes = []
+
+    def spy(device, dtype, working_set_bytes, seed):
+        sizes.append(working_set_bytes)
+        raise InterruptedError
+
+    monkeypatch.setattr(ceilings, "_matrix_kernels", lambda *words: [])
+    monkeypatch.setattr(ceilings, "_read_kernels", spy)
+    for memory_bytes in (16e9, 141e9):
+        gpu = replace(machine, device="cuda", memory_bytes=int(memory_bytes))
+        with pytest.raises(InterruptedError):
+            measure_ceilings(gpu, "bfloat16")
+    assert sizes == [1.6e9, 8e9]
+
+
+def test_shares_of_the_possible_are_taken_with_each_rounds_own_ceilings(ceilings_found, timings):
+    """1e8 bytes at 2e10 bytes/s take 5 ms; the step took 10 to 10.9 ms."""
+    work = StepWork(Work(1.0, 0.5e8), Work(1.0, 0.5e8))
+    reached = ceilings_found.reached(work, "decode x1", timings)
+    assert reached.median == pytest.approx(5 / 10.45, rel=1e-3)
+    during = ceilings_found.during(timings)
+    assert during.bandwidth_bytes_per_s == pytest.approx(2e10)
+    assert during.peak_flops_per_s == pytest.approx(1e11)
+
+
+def test_a_step_faster_than_physics_is_named(ceilings_found, timings):
+    fair = StepWork(Work(1.0, 1e8), Work(1.0, 1e8))  # 10 ms
+    assert ceilings_found.impossible({"decode x1": fair}, timings) == []
+    miscounted = StepWork(Work(1.0, 3e8), Work(1.0, 1e8))  # 20 ms
+    (words,) = ceilings_found.impossible({"decode x1": fair, "decode x8": miscounted}, timings)
+    assert words == "decode x8 took 0.62 of the least possible time"

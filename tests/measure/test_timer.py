@@ -1,6 +1,9 @@
 """The timer under a clock and a machine that the test controls: no real time is asserted."""
 
 import itertools
+import random
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -52,20 +55,57 @@ def test_the_seed_decides_the_order(world, machine):
     assert order(1) == order(1) != order(2)
 
 
-def test_steady_times_stop_as_soon_as_an_interval_exists(world, machine):
+def test_steady_times_stop_at_the_first_look(world, machine):
     timings = interleave({"a": world.step([1.0])}, machine, budget_s=100, seed=0)
     assert timings.stopped_because == "narrow"
-    assert timings.num_rounds == timer.LEAST_ROUNDS
+    assert timings.num_rounds == timer.LOOKS[0]
     assert timings.time_s("a").median == 1.0
 
 
 def test_noisy_times_run_until_the_budget_ends_and_not_past_it(world, machine):
-    timings = interleave({"a": world.step([1.0, 2.0, 3.0])}, machine, budget_s=50, seed=0)
+    steps = {"a": world.step([1.0, 2.0, 3.0]), "b": world.step([2.0, 1.0])}
+    timings = interleave(steps, machine, budget_s=100, seed=0)
     assert timings.stopped_because == "budget"
     assert timings.num_rounds > 15
-    assert timings.duration_s <= 50
+    assert timings.duration_s <= 100
     assert timings.is_unstable("a")
     assert any("spread over 10%" in line for line in timings.advice)
+
+
+def test_a_drift_that_all_steps_share_does_not_keep_the_timer_going(world, machine):
+    speed = [1.0]
+
+    def step(time_s):
+        def run():
+            speed[0] *= 1.02
+            world.now_s += time_s * speed[0]
+
+        return run
+
+    timings = interleave({"a": step(0.1), "b": step(0.3)}, machine, budget_s=100, seed=0)
+    assert timings.stopped_because == "narrow"
+    assert timings.is_unstable("a")
+
+
+def test_stopping_early_keeps_the_stated_coverage(world, machine):
+    """Lognormal noise of 4 %, a known median ratio: 95 % intervals must hold it as often."""
+    dice = random.Random(5)
+
+    def step(time_s):
+        def run():
+            world.now_s += time_s * dice.lognormvariate(0, 0.04)
+
+        return run
+
+    hits, early = 0, 0
+    for seed in range(400):
+        steps = {"a": step(1.0), "b": step(2.0)}
+        timings = interleave(steps, machine, budget_s=180, seed=seed)
+        ratio = timings.ratio("b", over="a")
+        hits += ratio.low <= 2.0 <= ratio.high
+        early += timings.stopped_because == "narrow"
+    assert early > 100  # the rule is at work
+    assert hits / 400 > 0.95 - 3 * (0.95 * 0.05 / 400) ** 0.5
 
 
 def test_a_tiny_budget_still_yields_an_interval(world, machine):
@@ -149,6 +189,21 @@ def test_a_budget_is_a_positive_time(machine, budget_s):
         interleave({"a": lambda: None}, machine, budget_s, 0)
     with pytest.raises(ValueError, match="nothing to time"):
         interleave({}, machine, 1.0, 0)
+
+
+def test_the_time_that_others_take_is_counted_and_our_own_is_not():
+    """Real processes: this one computes for a while, then a neighbour does."""
+    mine = timer._OtherLoad()
+    before_s = timer.time.process_time()
+    while timer.time.process_time() - before_s < 0.3:
+        pass
+    own_others_s = mine._others_s() - mine.others_s
+    theirs = timer._OtherLoad()
+    code = "import time\nwhile time.process_time() < 0.8: pass"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    neighbour_s = theirs._others_s() - theirs.others_s
+    assert neighbour_s > 0.6
+    assert neighbour_s > own_others_s
 
 
 def test_a_gpu_is_waited_for_and_a_cpu_is_not():

@@ -8,16 +8,25 @@ import pytest
 from prefill_decode import plots
 from prefill_decode.hardware import Hardware
 from prefill_decode.plots.figures import phases_on_the_roofline
+from prefill_decode.roofline import step_work
 from prefill_decode.step import Chunk
+from prefill_decode.units import format_si, format_significant
 
 HARDWARE = Hardware("Test CPU", "float64", 1e11, 2e10, "made up")
+STEPS = {1: "decode x1", 8: "decode x8"}
 
 
 @pytest.fixture
-def figure(timings, tiny_model):
-    chunks = {"decode x1": [Chunk(1, 16)], "decode x8": [Chunk(1, 16)] * 8}
-    steps = {1: "decode x1", 8: "decode x8"}
-    return plots.time_against_sequences(timings, steps, chunks, tiny_model, HARDWARE)
+def works(tiny_model):
+    return {
+        "decode x1": step_work(tiny_model, [Chunk(1, 16)]),
+        "decode x8": step_work(tiny_model, [Chunk(1, 16)] * 8),
+    }
+
+
+@pytest.fixture
+def figure(timings, works, ceilings):
+    return plots.time_against_sequences(timings, STEPS, works, ceilings)
 
 
 def test_a_figure_is_one_svg_element_whose_name_states_the_finding(figure):
@@ -50,11 +59,8 @@ def test_text_stays_text_so_that_it_can_be_searched_and_scaled(figure):
     assert "least time: read everything once" in words
 
 
-def test_the_same_numbers_draw_the_same_figure(figure, timings, tiny_model):
-    chunks = {"decode x1": [Chunk(1, 16)], "decode x8": [Chunk(1, 16)] * 8}
-    steps = {1: "decode x1", 8: "decode x8"}
-    again = plots.time_against_sequences(timings, steps, chunks, tiny_model, HARDWARE)
-    assert again.svg == figure.svg
+def test_the_same_numbers_draw_the_same_figure(figure, timings, works, ceilings):
+    assert plots.time_against_sequences(timings, STEPS, works, ceilings).svg == figure.svg
 
 
 def test_the_drawn_rates_are_the_recorded_ones(record):
@@ -63,7 +69,14 @@ def test_the_drawn_rates_are_the_recorded_ones(record):
     ratio = (last["flops"] / last["time_s"]["median"]) / (
         first["flops"] / first["time_s"]["median"]
     )
-    assert f"{ratio:.1f} times as fast" in figure.alt
+    assert f"{format_significant(ratio, 2)} times as fast" in figure.alt
+    assert format_si(last["flops"] / last["time_s"]["median"], "FLOP/s") in figure.alt
+
+
+def test_a_record_without_an_interval_can_be_drawn(record):
+    for point in record["points"]:
+        point["time_s"] |= {"low": None, "high": None, "coverage": None}
+    assert "times as fast" in phases_on_the_roofline(record["points"], HARDWARE).alt
 
 
 def test_a_file_of_its_own_brings_ink_for_light_and_dark(figure):
@@ -72,10 +85,9 @@ def test_a_file_of_its_own_brings_ink_for_light_and_dark(figure):
     assert "prefers-color-scheme:dark" in text
 
 
-def test_a_rate_figure_names_the_share_of_the_ceiling(timings, tiny_model):
-    chunks = {"decode x1": [Chunk(1)], "decode x8": [Chunk(8)]}
-    figure = plots.rate_against_tokens(
-        timings, {1: "decode x1", 8: "decode x8"}, chunks, tiny_model, HARDWARE
-    )
-    assert "At 8 tokens" in figure.alt
+def test_a_rate_figure_names_the_share_of_the_ceiling_that_is_judged(timings, tiny_model, ceilings):
+    works = {name: step_work(tiny_model, [Chunk(n)]) for n, name in STEPS.items()}
+    figure = plots.rate_against_tokens(timings, STEPS, works, ceilings)
+    share = timings.share(works["decode x8"].total.flops, "decode x8", ceilings.matrix).median
+    assert figure.alt.startswith(f"At 8 tokens, {share:.0%} of the matrix ceiling")
     assert "matrix ceiling" in figure.svg

@@ -4,6 +4,7 @@ from prefill_decode import plots
 from prefill_decode.claim import Claim, Prediction
 from prefill_decode.hardware import Hardware
 from prefill_decode.plots.tables import format_interval, format_interval_s, table
+from prefill_decode.roofline import StepWork, Work, step_work
 from prefill_decode.statistics import Interval
 from prefill_decode.step import Chunk
 
@@ -18,10 +19,11 @@ def test_intervals_are_shown_with_one_unit_and_say_when_there_is_none():
     assert format_interval(Interval(1.79, nan, nan, 3)) == "1.79 [too few]"
 
 
-def test_times_stand_beside_their_bounds_with_the_timers_words(timings):
-    shown = plots.times_table(timings, {"decode x1": 0.008}).markdown
-    assert "| decode x1 | 10.5 [10.1, 10.8] ms | 10 | 77% |" in shown
-    assert "| read | 5.00 [5.00, 5.00] ms | 10 |  |" in shown
+def test_times_stand_beside_the_share_of_the_possible_with_the_timers_words(timings, ceilings):
+    works = {"decode x1": StepWork(Work(1.0, 1e8), Work(1.0, 1e8))}  # 10 ms at 2e10 bytes/s
+    shown = plots.times_table(timings, works, ceilings).markdown
+    assert "| decode x1 | 10.5 [10.1, 10.8] ms | 96% | 10 |" in shown
+    assert "| read | 5.00 [5.00, 5.00] ms |  | 10 |" in shown
     assert "10 rounds in 1 s, until the time budget ended." in shown
 
 
@@ -38,7 +40,8 @@ def test_the_verdict_comes_first_and_every_prediction_with_its_interval():
 
 def test_the_work_table_shows_both_sides_of_the_bound(tiny_model):
     hardware = Hardware("h", "float64", 1e9, 1e9, "made up")
-    shown = plots.work_table(tiny_model, {"one": [Chunk(1)], "many": [Chunk(64)]}, hardware)
+    works = {"one": step_work(tiny_model, [Chunk(1)]), "many": step_work(tiny_model, [Chunk(64)])}
+    shown = plots.work_table(works, hardware)
     assert "bandwidth" in shown.markdown.splitlines()[2]
     assert "compute" in shown.markdown.splitlines()[3]
     assert (shown + shown).markdown.count("| many |") == 2

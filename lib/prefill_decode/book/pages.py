@@ -42,8 +42,8 @@ def phases_figure(records: Sequence[Record], prefer_slug: str | None = None) -> 
     hardware = Hardware(
         chosen["machine"]["title"],
         ceilings["dtype"],
-        ceilings["peak_flops_per_s"],
-        ceilings["bandwidth_bytes_per_s"],
+        ceilings["during"]["peak_flops_per_s"],
+        ceilings["during"]["bandwidth_bytes_per_s"],
         ceilings["source"],
     )
     steps = [p for p in chosen["points"] if p["new_tokens"] > 1 or p["step"].startswith("decode")]

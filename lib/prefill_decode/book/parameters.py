@@ -7,11 +7,11 @@ type, stops the run with the nearest name."""
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from prefill_decode.book.project import read_notebook
+from prefill_decode.did_you_mean import did_you_mean
 
 TAG = "parameters"
 
@@ -49,8 +49,7 @@ def check_parameters(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     known = read_parameters(path)
     for name in given:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(name, known)
             raise ValueError(
                 f"{path.stem} has the parameters {', '.join(known)}; got {name!r}{hint}"
             )

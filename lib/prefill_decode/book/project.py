@@ -5,11 +5,15 @@ notebook."""
 
 import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 import nbformat
 import yaml
+
+from prefill_decode.did_you_mean import did_you_mean
+from prefill_decode.results import find_checkout
+
+BUILD_MARKER = ".made-by-prefill-decode"
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,18 @@ class Project:
 
     def notebook(self, chapter: str) -> Path:
         return self.root / "notebooks" / f"{chapter}.ipynb"
+
+    def prepare_build(self) -> None:
+        """Make the folder for generated files. ValueError for a folder that holds something else:
+        its contents would be deleted."""
+        marker = self.build / BUILD_MARKER
+        if self.build.is_dir() and any(self.build.iterdir()) and not marker.is_file():
+            raise ValueError(
+                f"{self.build} holds files that the book did not make, and building deletes some; "
+                "name a new or an empty folder with --build"
+            )
+        self.build.mkdir(parents=True, exist_ok=True)
+        marker.touch()
 
     def chapters(self) -> list[str]:
         """Chapter names in reading order. ValueError if the toc names a notebook that is not
@@ -43,8 +59,7 @@ class Project:
         names = self.chapters()
         for name in wanted:
             if name not in names:
-                near = get_close_matches(name, names, n=1)
-                hint = f"; did you mean {near[0]}?" if near else ""
+                hint = did_you_mean(name, names)
                 raise ValueError(f"claim must be one of {', '.join(names)}; got {name!r}{hint}")
         return [name for name in names if not wanted or name in wanted]
 
@@ -70,14 +85,15 @@ def read_notebook(path: Path) -> nbformat.NotebookNode:
 
 def find_project(start: Path, results: Path | None = None, build: Path | None = None) -> Project:
     """The checkout that holds `start`. ValueError outside of one."""
-    for folder in (start, *start.parents):
-        if (folder / "_toc.yml").is_file() and (folder / "notebooks").is_dir():
-            return Project(
-                folder,
-                (results or folder / "book" / "results").absolute(),
-                (build or folder / "_build").absolute(),
-            )
-    raise ValueError(
-        f"{start} is not inside a checkout of the book (no _toc.yml beside a notebooks folder); "
-        "change to one, or clone it"
+    root = find_checkout(start)
+    if root is None:
+        raise ValueError(
+            f"{start} is not inside a checkout of the book (no _toc.yml beside a notebooks "
+            f"folder); "
+            "change to one, or clone it"
+        )
+    return Project(
+        root,
+        (results or root / "book" / "results").absolute(),
+        (build or root / "_build").absolute(),
     )

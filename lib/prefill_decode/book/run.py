@@ -17,7 +17,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import nbformat
+
 from prefill_decode.book.project import Project, read_notebook
+from prefill_decode.measure import Machine
+from prefill_decode.results import load
 
 KERNEL_NAME = "prefill-decode"
 CELL_TIMEOUT_S = 1800
@@ -37,32 +41,55 @@ def run_chapter(
     project: Project,
     chapter: str,
     parameters: Mapping[str, Any],
-    machine_slug: str,
+    machine: Machine,
+    *,
     cell_timeout_s: int = CELL_TIMEOUT_S,
     progress: bool = False,
+    again: bool = False,
 ) -> tuple[Path, bool]:
     """The executed notebook, and whether it had to be run now. ChapterFailure if it does not
     finish.
     """
-    done = _run_path(project, chapter, parameters, machine_slug)
-    record = project.results / chapter / f"{machine_slug}.json"
-    if done.is_file() and record.is_file():
+    done = _run_path(project, chapter, parameters, machine)
+    if done.is_file() and _has_record(project, chapter, machine) and not again:
         return done, False
     partial = done.with_suffix(".partial.ipynb")
     done.parent.mkdir(parents=True, exist_ok=True)
     injected = {**parameters, "results_dir": str(project.results)}
     try:
         _execute(project, chapter, injected, partial, cell_timeout_s, progress)
+        check_outputs(read_notebook(partial))
     except KeyboardInterrupt:
         raise ChapterFailure(chapter, "interrupted", _keep(project, chapter, partial)) from None
     except Exception as error:
         reason = _explain(error, partial, cell_timeout_s)
         raise ChapterFailure(chapter, reason, _keep(project, chapter, partial)) from error
+    if not _has_record(project, chapter, machine):
+        reason = "it finished without saving its record; a chapter ends with results.save"
+        raise ChapterFailure(chapter, reason, _keep(project, chapter, partial))
     for older in done.parent.glob(f"{chapter}.*.ipynb"):
         if older != partial:
             older.unlink()
     partial.rename(done)
     return done, True
+
+
+def check_outputs(notebook: nbformat.NotebookNode) -> None:
+    """ValueError if a cell failed or wrote to stderr: its page would show that to every reader."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if output.output_type == "error" or output.get("name") == "stderr":
+                words = output.get("text") or f"{output.get('ename')}: {output.get('evalue')}"
+                raise ValueError(f"cell {cell.id} failed or wrote to stderr: {words.strip()[:200]}")
+
+
+def _has_record(project: Project, chapter: str, machine: Machine) -> bool:
+    """Whether this machine's record of the chapter is there and can be read."""
+    try:
+        load(project.results / chapter / f"{machine.slug}.json")
+    except ValueError:
+        return False
+    return True
 
 
 def _execute(
@@ -125,7 +152,7 @@ def private_kernel() -> Iterator[None]:
 
 
 def _run_path(
-    project: Project, chapter: str, parameters: Mapping[str, Any], machine_slug: str
+    project: Project, chapter: str, parameters: Mapping[str, Any], machine: Machine
 ) -> Path:
     package = Path(__file__).parents[1]
     sources = [
@@ -134,7 +161,7 @@ def _run_path(
         if path.suffix in (".py", ".json") and "book" not in path.parts[len(package.parts) :]
     ]
     pins = project.root / "constraints.txt"
-    digest = sha256(json.dumps([parameters, machine_slug], sort_keys=True).encode())
+    digest = sha256(json.dumps([parameters, machine.as_dict()], sort_keys=True).encode())
     for path in [project.notebook(chapter), pins, *sources]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return project.build / "runs" / f"{chapter}.{digest.hexdigest()[:12]}.ipynb"
@@ -150,6 +177,8 @@ def _explain(error: Exception, partial: Path, cell_timeout_s: int) -> str:
         return f"{where} ran longer than {cell_timeout_s} s; raise --timeout or lower --budget"
     if kind == "PapermillExecutionError":
         return f"{where} raised {getattr(error, 'ename', '')}: {getattr(error, 'evalue', '')}"
+    if isinstance(error, ValueError):
+        return str(error)
     return f"{where} did not run: {kind}: {error}"
 
 

@@ -15,6 +15,7 @@ import yaml
 
 from prefill_decode.book.pages import claims_table, fill, phases_figure, provenance, results_page
 from prefill_decode.book.project import Project, read_notebook
+from prefill_decode.book.run import check_outputs
 from prefill_decode.results import Record
 
 NOT_RUN = """```{{warning}}
@@ -82,17 +83,12 @@ def stage(
 def publishable(notebook: nbformat.NotebookNode, note: str) -> nbformat.NotebookNode:
     """A copy without papermill's traces, with `note` below the title.
 
-    ValueError if a cell failed or wrote to stderr: such a page would show it to every reader.
+    ValueError if a cell failed or wrote to stderr.
     """
+    check_outputs(notebook)
     cells = []
     for cell in notebook.cells:
         tags = cell.metadata.get("tags", [])
-        outputs = cell.get("outputs", [])
-        if any(out.output_type == "error" or out.get("name") == "stderr" for out in outputs):
-            raise ValueError(
-                f"cell {cell.get('id')} failed or wrote to stderr; its first words: "
-                f"{str(outputs[0])[:200]}"
-            )
         if "injected-parameters" in tags:
             cell = _injected(cell)
             if cell is None:

@@ -4,7 +4,7 @@ A timed step is the forward pass and nothing else: token ids are on the device, 
 the cache is filled, and the same step can be run again and again because it rewrites the same
 cache positions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -16,69 +16,81 @@ from prefill_decode.model_spec import ModelSpec
 from prefill_decode.step import Chunk
 from prefill_decode.units import format_bytes
 
-DEFAULT_DTYPE = {"cpu": "float32", "cuda": "bfloat16", "mps": "float16"}
-# Reading one layer must take far longer than launching it: a CPU starts an operation in about
-# 10 us and reads 10 to 100 GB/s, a GPU starts one in 2 to 5 us and reads 0.3 to 8 TB/s.
-LEAST_LAYER_BYTES = {"cpu": 40e6, "mps": 80e6, "cuda": 250e6}
 LEAST_TIMES_CACHE = 16  # weights / last-level cache
-MOST_OF_MEMORY = 0.4
+LEAST_CPU_LAYER_BYTES = 40e6  # a CPU starts an operation in about 10 us and reads 10 to 100 GB/s
+MOST_OF_MEMORY = {"cpu": 0.5, "mps": 0.5, "cuda": 0.75}
 
 
 def choose_model(name: str, device: str, cache_bytes: float, memory_bytes: float) -> ModelSpec:
-    """The shipped model of that name, or with "auto" the smallest whose weights dwarf this device's
-    last-level cache and launches; in the device's dtype.
+    """The shipped model of that name, in the device's dtype; "auto" chooses one for the device.
 
-    ValueError when no model dwarfs them and fits in `MOST_OF_MEMORY` of the memory: this device
-    cannot decide, and the message says why."""
-    dtype = DEFAULT_DTYPE[device]
+    Its weights dwarf the last-level cache, and reading one layer takes far longer than launching
+    it. On a CPU that is the smallest such model, because arithmetic is slow there; on an
+    accelerator the largest that fits, because launches weigh more there. ValueError when none
+    qualifies: this device cannot decide, and the message says why."""
+    dtype = _dtype_for(device)
     if name != "auto":
         return model_spec.get(name).with_dtype(dtype)
-    least_bytes = LEAST_TIMES_CACHE * cache_bytes
-    for model in (spec.with_dtype(dtype) for spec in model_spec.shipped()):
-        layer_bytes = model.layer_params * model.bytes_per_weight
-        if model.weight_bytes_read < least_bytes or layer_bytes < LEAST_LAYER_BYTES[device]:
-            continue
-        stored_bytes = model.weight_bytes * copies_of_weights(device, dtype)
-        if stored_bytes > MOST_OF_MEMORY * memory_bytes:
-            raise ValueError(
-                f"this device cannot decide: the smallest weights that dwarf its cache are "
-                f"{model.name}'s, "
-                f"which take {format_bytes(stored_bytes)} in {dtype}, and it has "
-                f"{format_bytes(memory_bytes)} of memory; name a smaller model to measure anyway"
-            )
-        return model
-    raise ValueError(
-        f"this device cannot decide: no shipped model in {dtype} is {LEAST_TIMES_CACHE} times its "
-        f"last-level cache of {format_bytes(cache_bytes)}"
-    )
+    models = [model.with_dtype(dtype) for model in model_spec.shipped()]
+    dwarfing = [m for m in models if m.weight_bytes_read >= LEAST_TIMES_CACHE * cache_bytes]
+    if device == "cpu":
+        dwarfing = [m for m in dwarfing if m.layer_params * 4 >= LEAST_CPU_LAYER_BYTES]
+    if not dwarfing:
+        raise ValueError(
+            f"this device cannot decide: no shipped model in {dtype} is {LEAST_TIMES_CACHE} times "
+            f"its last-level cache of {format_bytes(cache_bytes)}"
+        )
+    copies = copies_of_weights(device, dtype)
+    room_bytes = MOST_OF_MEMORY[device] * memory_bytes
+    fitting = [m for m in dwarfing if m.weight_bytes * copies <= room_bytes]
+    if not fitting:
+        needed_bytes = dwarfing[0].weight_bytes * copies
+        raise ValueError(
+            "this device cannot decide: the smallest weights that dwarf its cache are "
+            f"{dwarfing[0].name}'s, which take {format_bytes(needed_bytes)} in {dtype}, and it has "
+            f"{format_bytes(memory_bytes)} of memory; name a smaller model to measure anyway"
+        )
+    return fitting[0] if device == "cpu" else fitting[-1]
+
+
+def _dtype_for(device: str) -> str:
+    if device == "cpu":
+        return "float32"
+    if (
+        device == "cuda"
+        and torch.cuda.is_available()
+        and torch.cuda.get_device_capability()[0] >= 8
+    ):
+        return "bfloat16"
+    return "float16"  # Apple's GPUs, and NVIDIA's before Ampere
 
 
 class StepRunner:
-    """Builds the engine once and turns chunks, as the roofline prices them, into steps to time."""
+    """One engine with room for all the given steps, and each of them ready to run."""
 
     def __init__(
         self,
         model: ModelSpec,
+        chunks: Mapping[str, Sequence[Chunk]],
         device: str = "cpu",
-        num_slots: int = 8,
-        capacity_tokens: int = 1024,
         seed: int = 0,
     ) -> None:
-        self.engine = Engine(model, device, num_slots, capacity_tokens, seed)
+        slots = max(len(step) for step in chunks.values())
+        capacity_tokens = max(
+            c.cached_tokens + c.new_tokens for step in chunks.values() for c in step
+        )
+        self.engine = Engine(model, device, slots, capacity_tokens, seed)
         self.engine.cache.fill_with_noise(seed)
         self.generator = torch.Generator().manual_seed(seed)
+        self.steps = {name: self._replayable(step) for name, step in chunks.items()}
 
-    def step(self, chunks: Sequence[Chunk]) -> Callable[[], object]:
+    def _replayable(self, chunks: Sequence[Chunk]) -> Callable[[], object]:
         """One step of these chunks, one slot each, that can be run again and again."""
         held = [
             SequenceChunk(slot, self._token_ids(chunk.new_tokens), chunk.samples_token)
             for slot, chunk in enumerate(chunks)
         ]
         lengths = self.engine.cache.lengths
-        if len(chunks) > len(lengths):
-            raise ValueError(
-                f"this engine has {len(lengths)} slots; got a step of {len(chunks)} chunks"
-            )
         lengths[: len(chunks)] = [chunk.cached_tokens for chunk in chunks]
         plan = self.engine.plan(held)
         lengths[: len(chunks)] = [0] * len(chunks)
@@ -104,8 +116,18 @@ def _captured(engine: Engine, plan: StepPlan) -> Callable[[], object]:
     with torch.cuda.graph(graph):
         output = engine.run(plan)
 
-    def replay() -> object:
-        graph.replay()
-        return output
+    # The recording reads the plan's tensors at their addresses: they live as long as it does.
+    return _Replay(graph, output, engine, plan)
 
-    return replay
+
+class _Replay:
+    """A recorded step and all that it reads."""
+
+    def __init__(
+        self, graph: torch.cuda.CUDAGraph, output: object, engine: Engine, plan: StepPlan
+    ) -> None:
+        self.graph, self.output, self.read = graph, output, (engine, plan)
+
+    def __call__(self) -> object:
+        self.graph.replay()
+        return self.output

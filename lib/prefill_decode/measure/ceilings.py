@@ -7,16 +7,21 @@ a large one does not. The working set of every read is far above the last-level 
 Ignores: what no kernel here reaches. A ceiling that is measured low flatters every share taken of
          it, so each is remeasured in the same rounds as the steps it judges."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from prefill_decode.claim import LIMIT_TOLERANCE
 from prefill_decode.hardware import Hardware
 from prefill_decode.measure.machine import Machine
 from prefill_decode.measure.timer import Kernel, Step, Timings, interleave
+from prefill_decode.roofline import StepWork
+from prefill_decode.statistics import Interval, median_interval
 
-LEAST_WORKING_SET_BYTES = 256e6
+# A read must dwarf the cache, and on an accelerator also the microseconds of a launch.
+LEAST_WORKING_SET_BYTES = {"cpu": 256e6, "mps": 1e9, "cuda": 8e9}
 WORKING_SET_TIMES_CACHE = 8
+MOST_OF_MEMORY = 0.1
 MATRIX_SIZES = {"cpu": (1024, 2048), "mps": (2048, 4096), "cuda": (4096, 8192)}
 ROW_SIZE = 2048
 
@@ -33,12 +38,50 @@ class Ceilings:
         """Both kernels, to be timed again beside what they judge."""
         return {self.matrix.name: self.matrix.run, self.read.name: self.read.run}
 
+    def during(self, times: Timings) -> Hardware:
+        """The ceilings as the same two kernels found them among the steps of `times`."""
+        return replace(
+            self.hardware,
+            peak_flops_per_s=self.matrix.amount / times.time_s(self.matrix.name).median,
+            bandwidth_bytes_per_s=self.read.amount / times.time_s(self.read.name).median,
+        )
+
+    def reached(self, work: StepWork, step: str, times: Timings) -> Interval:
+        """Least time / time of a step, round by round, each with that round's own ceilings."""
+        rounds = self._rounds(times)
+        pairs = zip(rounds, times.times_s(step), strict=True)
+        return median_interval([work.least_time_s(hardware) / t for hardware, t in pairs])
+
+    def impossible(self, works: Mapping[str, StepWork], times: Timings) -> list[str]:
+        """A sentence for every step that was faster than the physical floor of its own round."""
+        found = []
+        for name, work in works.items():
+            pairs = zip(self._rounds(times), times.times_s(name), strict=True)
+            share = median_interval([work.total.least_time_s(hw) / t for hw, t in pairs])
+            if share.low > 1 + LIMIT_TOLERANCE:
+                found.append(f"{name} took {1 / share.median:.2f} of the least possible time")
+        return found
+
+    def _rounds(self, times: Timings) -> list[Hardware]:
+        matrix_s, read_s = times.times_s(self.matrix.name), times.times_s(self.read.name)
+        return [
+            replace(
+                self.hardware,
+                peak_flops_per_s=self.matrix.amount / m,
+                bandwidth_bytes_per_s=self.read.amount / r,
+            )
+            for m, r in zip(matrix_s, read_s, strict=True)
+        ]
+
 
 def measure_ceilings(
     machine: Machine, dtype: str, budget_s: float = 8.0, seed: int = 0
 ) -> Ceilings:
     """This machine's ceilings in `dtype`. Takes about `budget_s` seconds."""
-    working_set_bytes = max(LEAST_WORKING_SET_BYTES, WORKING_SET_TIMES_CACHE * machine.cache_bytes)
+    working_set_bytes = max(
+        min(LEAST_WORKING_SET_BYTES[machine.device], MOST_OF_MEMORY * machine.memory_bytes),
+        WORKING_SET_TIMES_CACHE * machine.cache_bytes,
+    )
     matrix = _matrix_kernels(machine.device, dtype, seed)
     read = _read_kernels(machine.device, dtype, working_set_bytes, seed)
     timings = interleave(

@@ -9,12 +9,17 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from importlib.metadata import version
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from prefill_decode.units import GIB
 
 DEVICES = ("cpu", "cuda", "mps")
 UNKNOWN_CACHE_BYTES = 32e6  # stands in where the system does not say: a large laptop's
@@ -41,11 +46,17 @@ class Machine:
 
     @property
     def slug(self) -> str:
-        """A name for files: the processor and, on a CPU, how many cores of it."""
+        """A name for files: the processor, on a CPU how many cores, and a mark of the rest.
+
+        The mark keeps machines apart whose processors have the same name, as virtual ones often do.
+        """
         name = self.device_name
         if self.device == "cpu":
             name += f" {self.cores} core{'s' if self.cores > 1 else ''}"
-        return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+        memory_gib = round(self.memory_bytes / GIB)
+        rest = (self.cpu_name, self.cores, memory_gib, self.last_level_cache_bytes, self.system)
+        mark = sha256(repr(rest).encode()).hexdigest()[:4]
+        return re.sub(r"[^a-z0-9]+", "-", f"{name} {mark}".lower()).strip("-")
 
     @property
     def title(self) -> str:
@@ -79,28 +90,57 @@ def describe_machine(device: str = "auto") -> Machine:
     )
 
 
-def effective_cores() -> int:
-    """Cores this process may keep busy: affinity, then the cgroup's quota, whichever is less."""
+def allowed_cpus() -> list[int]:
+    """Logical processors this process may run on."""
     try:
-        allowed = len(os.sched_getaffinity(0))
+        return sorted(os.sched_getaffinity(0))
     except AttributeError:  # macOS and Windows have no affinity to ask for
-        allowed = os.cpu_count() or 1
-    return max(1, int(min(allowed, _cgroup_quota_cores(Path("/sys/fs/cgroup")))))
+        return list(range(os.cpu_count() or 1))
 
 
-def _cgroup_quota_cores(root: Path) -> float:
-    """Cores that the container's quota allows, from cgroup v2 or v1; infinite without one."""
+def effective_cores() -> int:
+    """Cores this process may keep busy: affinity, physical cores, the cgroup's quota, the least."""
+    physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    return max(1, int(min(len(allowed_cpus()), physical, _cgroup_quota_cores())))
+
+
+def _cgroup_quota_cores(
+    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> float:
+    """Cores that the quotas of this process's cgroup and of those above allow; infinite without."""
+    return min((_quota_cores(folder) for folder in _cgroup_folders(root, membership)), default=inf)
+
+
+def _cgroup_folders(root: Path, membership: Path) -> list[Path]:
+    """Where limits of this process may stand: its own cgroup and all above, v2 and v1."""
+    folders = {root, root / "cpu", root / "memory"}
     try:
-        quota, _, period = (root / "cpu.max").read_text().strip().partition(" ")
+        lines = membership.read_text().splitlines()
     except OSError:
-        try:
-            quota = (root / "cpu" / "cpu.cfs_quota_us").read_text().strip()
-            period = (root / "cpu" / "cpu.cfs_period_us").read_text().strip()
-        except OSError:
-            return float("inf")
+        lines = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        base = root / controllers if controllers else root
+        inner = base / path.strip("/")
+        folders |= {inner, *(p for p in inner.parents if p.is_relative_to(root))}
+    return sorted(folders)
+
+
+def _quota_cores(folder: Path) -> float:
+    quota, _, period = _read(folder / "cpu.max").partition(" ")
+    if not quota:  # v1
+        quota = _read(folder / "cpu.cfs_quota_us")
+        period = _read(folder / "cpu.cfs_period_us")
     if not quota.isdigit() or not period.isdigit():
-        return float("inf")  # "max" in v2, -1 in v1: no quota
+        return inf  # "max" in v2, -1 in v1: no quota
     return int(quota) / int(period)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
 
 
 def read_cpu_name() -> str:
@@ -122,18 +162,27 @@ def _last_level_cache_bytes(device: str) -> int | None:
     if device == "cuda":
         return int(torch.cuda.get_device_properties(0).L2_cache_size)
     if platform.system() == "Darwin":
-        sizes = [
-            _sysctl(f"hw.{key}") for key in ("l3cachesize", "perflevel0.l2cachesize", "l2cachesize")
-        ]
+        keys = ("l3cachesize", "perflevel0.l2cachesize", "l2cachesize")
+        sizes = [_sysctl(f"hw.{key}") for key in keys]
         return next((int(size) for size in sizes if size), None)
-    entries = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
-    return max((_parse_size(path.read_text()) for path in entries), default=None)
+    return _linux_cache_bytes(Path("/sys/devices/system/cpu"), allowed_cpus())
+
+
+def _linux_cache_bytes(folder: Path, cpus: Sequence[int]) -> int | None:
+    """All last-level caches of these processors together: large chips have several."""
+    caches: dict[tuple[int, str], int] = {}
+    for cpu in cpus:
+        for index in (folder / f"cpu{cpu}" / "cache").glob("index*"):
+            level, size = _read(index / "level"), _read(index / "size")
+            if level.isdigit() and size:
+                caches[int(level), _read(index / "shared_cpu_list")] = _parse_size(size)
+    last = max((level for level, _ in caches), default=0)
+    return sum(size for (level, _), size in caches.items() if level == last) or None
 
 
 def _parse_size(text: str) -> int:
     """'32768K' is 32 MiB in bytes."""
     units = {"K": 2**10, "M": 2**20, "G": 2**30}
-    text = text.strip()
     return int(text[:-1]) * units[text[-1]] if text[-1:] in units else int(text)
 
 
@@ -143,12 +192,10 @@ def _memory_bytes(device: str) -> int:
     if device == "cuda":
         return int(torch.cuda.get_device_properties(0).total_memory)
     limits = [psutil.virtual_memory().total]
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # cgroup v2, v1
-        try:
-            text = (Path("/sys/fs/cgroup") / name).read_text().strip()
-        except OSError:
-            continue
-        limits += [int(text)] if text.isdigit() else []
+    for folder in _cgroup_folders(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")):
+        for name in ("memory.max", "memory.limit_in_bytes"):  # v2, v1
+            text = _read(folder / name)
+            limits += [int(text)] if text.isdigit() else []
     return min(limits)
 
 

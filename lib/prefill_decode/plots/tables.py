@@ -8,9 +8,8 @@ from prefill_decode.claim import Verdict
 from prefill_decode.hardware import Hardware
 from prefill_decode.measure import Ceilings, Machine, Timings
 from prefill_decode.model_spec import ModelSpec
-from prefill_decode.roofline import step_work
+from prefill_decode.roofline import StepWork
 from prefill_decode.statistics import COVERAGE, Interval
-from prefill_decode.step import Chunk
 from prefill_decode.units import (
     format_bytes,
     format_seconds,
@@ -79,37 +78,35 @@ def ceilings_table(ceilings: Ceilings) -> Text:
     return Text(table(("kernel", f"median rate, {hardware.dtype}"), rows))
 
 
-def work_table(model: ModelSpec, chunks: Mapping[str, Sequence[Chunk]], hardware: Hardware) -> Text:
+def work_table(works: Mapping[str, StepWork], hardware: Hardware) -> Text:
     """What each step must do, and the least time it can take on `hardware`."""
-    rows = []
-    for name, step in chunks.items():
-        work = step_work(model, step)
-        rows.append(
-            (
-                name,
-                format_bytes(work.total.bytes),
-                format_si(work.total.flops, "FLOP"),
-                format_significant(work.total.intensity_flops_per_byte),
-                work.total.limited_by(hardware),
-                format_seconds(work.least_time_s(hardware)),
-            )
+    rows = [
+        (
+            name,
+            format_bytes(work.total.bytes),
+            format_si(work.total.flops, "FLOP"),
+            format_significant(work.total.intensity_flops_per_byte),
+            work.total.limited_by(hardware),
+            format_seconds(work.least_time_s(hardware)),
         )
+        for name, work in works.items()
+    ]
     header = ("step", "bytes", "arithmetic", "FLOP/byte", "limited by", "least time")
     return Text(table(header, rows))
 
 
-def times_table(times: Timings, bounds_s: Mapping[str, float]) -> Text:
-    """Measured times beside the least possible ones; then what the timer has to say."""
+def times_table(times: Timings, works: Mapping[str, StepWork], ceilings: Ceilings) -> Text:
+    """Measured times and the share of the possible they reach; then what the timer has to say."""
     rows = []
     for name in times.raw_s:
         measured = times.time_s(name)
-        bound_s = bounds_s.get(name)
-        share = "" if bound_s is None else f"{bound_s / measured.median:.0%}"
+        reached = ceilings.reached(works[name], name, times).median if name in works else None
         label = f"{name} (unstable)" if times.is_unstable(name) else name
-        rows.append((label, format_interval_s(measured), str(measured.n), share))
-    header = ("step", f"time, {COVERAGE:.0%} interval", "n", "least time / time")
+        share = "" if reached is None else f"{reached:.0%}"
+        rows.append((label, format_interval_s(measured), share, str(measured.n)))
+    header = ("step", f"time, {COVERAGE:.0%} interval", "least time / time", "n")
     stopped = {
-        "narrow": "every interval was narrow enough",
+        "narrow": "every ratio was known well enough",
         "budget": "the time budget ended",
     }[times.stopped_because]
     closing = [f"{times.num_rounds} rounds in {times.duration_s:.0f} s, until {stopped}."]
