@@ -81,7 +81,7 @@ def rate_against_tokens(
         _plain_ticks(axes.xaxis, counts)
         _decade_ticks(axes.yaxis)
         _label(axes, counts[-1], ceiling, "matrix ceiling", ORANGE, "above")
-        _label(axes, counts[1], most[1], "the most\nthat is possible", BLUE, "above")
+        axes.text(counts[0], most[1], "the most\nthat is possible", color=BLUE)
         shown = _spoken(counts, [format_si(rate.median, "FLOP/s") for rate in rates])
         return as_figure(
             figure,

@@ -56,7 +56,8 @@ def setting_table(model: ModelSpec, machine: Machine) -> Text:
     cache_bytes = machine.last_level_cache_bytes
     rows = [
         ("machine", machine.title),
-        ("model", f"{model.name}, {format_si(model.total_params, '')} parameters, {model.dtype}"),
+        ("model", model.name),
+        ("parameters", f"{format_si(model.total_params, '')} in {model.dtype}"),
         ("weights read in a step", format_bytes(model.weight_bytes_read)),
         ("last-level cache", format_bytes(cache_bytes) if cache_bytes else "not reported"),
         ("keys and values of one token", format_bytes(model.kv_bytes_per_token)),
