@@ -29,7 +29,8 @@ class Project:
         """Make the folder for generated files. ValueError for a folder that holds something else:
         its contents would be deleted."""
         marker = self.build / BUILD_MARKER
-        if self.build.is_dir() and any(self.build.iterdir()) and not marker.is_file():
+        ours = self.build == self.root / "_build" or marker.is_file()
+        if self.build.is_dir() and any(self.build.iterdir()) and not ours:
             raise ValueError(
                 f"{self.build} holds files that the book did not make, and building deletes some; "
                 "name a new or an empty folder with --build"
