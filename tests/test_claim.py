@@ -93,7 +93,7 @@ def test_a_control_that_cannot_decide_here_makes_the_claim_inconclusive_not_void
 
 
 def test_anything_faster_than_physics_makes_the_verdict_void():
-    verdict = CLAIM.judge(SUPPORT, impossible=["decode x8 took 0.62 of the least possible time"])
+    verdict = CLAIM.judge(SUPPORT, broken_ruler=["decode x8 took 0.62 of the least possible time"])
     assert verdict.outcome == "void"
     assert verdict.reason == ("decode x8 took 0.62 of the least possible time: the ruler is broken")
 

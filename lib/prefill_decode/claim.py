@@ -94,8 +94,8 @@ class Claim:
     predictions: Sequence[Prediction]
     controls: Sequence[Prediction]  # must hold, or the ruler is broken
 
-    def judge(self, measured: Mapping[str, Interval], impossible: Sequence[str] = ()) -> Verdict:
-        """The verdict. `impossible` says what was measured beyond a physical limit.
+    def judge(self, measured: Mapping[str, Interval], broken_ruler: Sequence[str] = ()) -> Verdict:
+        """The verdict. `broken_ruler` says why nothing that was measured counts.
 
         ValueError unless every prediction and control is measured, and nothing else.
         """
@@ -108,14 +108,14 @@ class Claim:
             )
         predictions = tuple(p.judge(measured[p.name]) for p in self.predictions)
         controls = tuple(c.judge(measured[c.name]) for c in self.controls)
-        outcome, reason = _combine(predictions, controls, impossible)
+        outcome, reason = _combine(predictions, controls, broken_ruler)
         return Verdict(outcome, reason, predictions, controls)
 
 
 def _combine(
-    predictions: Sequence[Judgement], controls: Sequence[Judgement], impossible: Sequence[str]
+    predictions: Sequence[Judgement], controls: Sequence[Judgement], broken_ruler: Sequence[str]
 ) -> tuple[Outcome, str]:
-    for words in impossible:
+    for words in broken_ruler:
         return "void", f"{words}: the ruler is broken"
     for judgement in (*controls, *predictions):
         if judgement.outcome == "void":

@@ -104,7 +104,15 @@ def test_shares_of_the_possible_are_taken_with_each_rounds_own_ceilings(ceilings
 
 def test_a_step_faster_than_physics_is_named(ceilings_found, timings):
     fair = StepWork(Work(1.0, 1e8), Work(1.0, 1e8))  # 10 ms
-    assert ceilings_found.impossible({"decode x1": fair}, timings) == []
+    assert ceilings_found.broken_ruler({"decode x1": fair}, timings) == []
     miscounted = StepWork(Work(1.0, 3e8), Work(1.0, 1e8))  # 20 ms
-    (words,) = ceilings_found.impossible({"decode x1": fair, "decode x8": miscounted}, timings)
+    (words,) = ceilings_found.broken_ruler({"decode x1": fair, "decode x8": miscounted}, timings)
     assert words == "decode x8 took 0.62 of the least possible time"
+
+
+def test_a_run_without_quiet_rounds_is_a_broken_ruler(ceilings_found, timings):
+    busy = replace(timings, disturbed=(True,) * 6 + (False,) * 4)
+    (words,) = ceilings_found.broken_ruler({}, busy)
+    assert words == "other processes took the cores in 6 of 10 rounds"
+    mostly_quiet = replace(timings, disturbed=(True,) * 3 + (False,) * 7)
+    assert ceilings_found.broken_ruler({}, mostly_quiet) == []

@@ -52,9 +52,17 @@ class Ceilings:
         pairs = zip(rounds, times.times_s(step), strict=True)
         return median_interval([work.least_time_s(hardware) / t for hardware, t in pairs])
 
-    def impossible(self, works: Mapping[str, StepWork], times: Timings) -> list[str]:
-        """A sentence for every step that was faster than the physical floor of its own round."""
+    def broken_ruler(self, works: Mapping[str, StepWork], times: Timings) -> list[str]:
+        """Why nothing measured here counts, in words; empty when all is well.
+
+        Either too few rounds were quiet, or a step was faster than the floor of its own round.
+        """
         found = []
+        if times.trusts_all_rounds and any(times.disturbed):
+            found.append(
+                f"other processes took the cores in {sum(times.disturbed)} of "
+                f"{times.num_rounds} rounds"
+            )
         for name, work in works.items():
             pairs = zip(self._rounds(times), times.times_s(name), strict=True)
             share = median_interval([work.total.least_time_s(hw) / t for hw, t in pairs])
