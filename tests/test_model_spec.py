@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from tests.conftest import CASES
 
 from prefill_decode import model_spec
 from prefill_decode.engine.weights import random_weights
 from prefill_decode.model_spec import ModelSpec, from_config
+from tests.conftest import CASES
 
 LLAMA = {
     "model_type": "llama",

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from tests.conftest import ROOT
 
 from prefill_decode.book import find_project
 from prefill_decode.book.parameters import read_parameters
+from tests.conftest import ROOT
 
 PROJECT = find_project(ROOT)
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
