@@ -30,7 +30,7 @@ browser: .venv/test
 	touch $@
 
 .venv/book: .venv/python pyproject.toml
-	@echo "setting up: a few minutes, about 1.5 GB"
+	@echo "setting up: a few silent minutes; 1.5 GB, or 8 GB where torch comes with CUDA"
 	$(PIP) --editable '.[book]'
 	touch $@
 

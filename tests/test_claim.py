@@ -51,11 +51,33 @@ def test_without_an_interval_nothing_is_decided():
     assert "3 samples" in judged.reason
 
 
-@pytest.mark.parametrize("values", [(0, 1, inf), (1, -1, inf), (nan, 1, inf), (1, 2, 0)])
+@pytest.mark.parametrize(
+    "values",
+    [(0, 1, inf), (1, -1, inf), (nan, 1, inf), (1, 2, 0), (inf, 1, inf), (1, inf, inf)],
+)
 def test_a_prediction_off_the_log_scale_is_refused(values):
     expected, rival, limit = values
     with pytest.raises(ValueError, match="log scale"):
         Prediction("p", expected, rival, limit)
+
+
+def test_extreme_predictions_are_judged_without_over_or_underflow():
+    tiny = Prediction("p", 1e-300, 1e-200)
+    assert tiny.judge(interval(1e-290, 1e-290)).outcome == "supported"
+    assert Prediction("p", 1e308, 1e300).judge(interval(1e307, 1e307)).outcome == "supported"
+
+
+def test_a_claim_needs_predictions_controls_and_names_of_their_own():
+    one, other = Prediction("a", 1.0, 8.0), Prediction("b", 1.0, 8.0)
+    with pytest.raises(ValueError, match="a prediction and a control"):
+        Claim("s", [], [one])
+    with pytest.raises(ValueError, match="a prediction and a control"):
+        Claim("s", [one], [])
+    with pytest.raises(ValueError, match="names of their own"):
+        Claim("s", [one], [one])
+    assert Claim("s", [one], [other]).statement == "s"
+    with pytest.raises(ValueError, match="more than its limit"):
+        Prediction("a", 2.0, 1.0, physical_limit=1.0)
 
 
 CLAIM = Claim(

@@ -95,6 +95,9 @@ def test_doctor_says_what_it_found_and_exits_1_for_a_finding(monkeypatch, capsys
         (["book", "--timeout", "never"], "positive"),
         (["book", "--timeout", "-5"], "positive"),
         (["results", "--results", "/nowhere/at/all"], "no such folder"),
+        (["results", "--results", "x" * 300], "File name too long"),
+        (["run", "-p", "batch_sizes=[8]", "decode_is_bandwidth_bound"], "at least two rising"),
+        (["run", "--results", "README.md/x"], "must be a folder to write to"),
         (["list", "--results", "README.md"], "no such folder"),
     ],
 )
@@ -125,3 +128,14 @@ def test_the_command_is_installed_under_its_name():
     command = Path(sys.executable).with_name("prefill-decode")
     done = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "0.1.0"
+
+
+def test_a_reader_that_has_seen_enough_is_no_fault():
+    command = [sys.executable, "-m", "prefill_decode.cli", "results", "--json"]
+    listing = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    listing.stdout.close()
+    _, words = listing.communicate(timeout=60)
+    assert words == ""
+    assert listing.returncode == 0

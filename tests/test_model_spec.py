@@ -66,7 +66,7 @@ def test_the_count_equals_the_tensors_that_the_engine_makes(tiny_model, tied, bi
 
 
 @pytest.mark.parametrize("case", ["H01", "H02"])
-@pytest.mark.skipif(not CASES.is_dir(), reason="the handed cases are not here")
+@pytest.mark.skipif(not CASES.is_dir(), reason="no folder of shared cases beside this checkout")
 def test_handed_model_cases_have_the_right_values(case):
     document = json.loads((CASES / f"{case}.json").read_text())
     model = from_config(document["input"]["config"], case).with_dtype("bfloat16")
@@ -104,6 +104,16 @@ def test_a_window_that_is_switched_off_is_no_window():
         ({"num_key_value_heads": 3}, "multiple of num_kv_heads"),
         ({"head_dim": 3}, "head_dim must be even"),
         ({"torch_dtype": "int4"}, "dtype must be one of"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is not counted"),
+        ({"hidden_act": "gelu"}, "hidden_act is not counted"),
+        ({"num_experts": 8}, "num_experts is not counted"),
+        ({"num_local_experts": 8}, "num_local_experts is not counted"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
+        ({"hidden_size": 9}, "lacks 'head_dim'"),  # 4 heads do not divide it
+        ({"model_type": ["llama"]}, r"got \['llama'\]"),
+        ({"vocab_size": 10**400}, "vocab_size"),
         ({"attention_bias": True}, "attention_bias is not counted"),
         ({"mlp_bias": True}, "mlp_bias is not counted"),
     ],
@@ -113,12 +123,22 @@ def test_a_config_that_cannot_be_counted_is_refused_by_name(change, message):
         from_config({**LLAMA, **change}, "m")
 
 
+def test_a_spec_made_by_hand_is_checked_as_well(tiny_model):
+    for field, value in [("num_layers", 0), ("vocab_size", -1), ("num_kv_heads", 0)]:
+        with pytest.raises(ValueError, match=field):
+            ModelSpec(**{**tiny_model.__dict__, field: value})
+    with pytest.raises(ValueError, match="an object; got a list"):
+        from_config([], "m")
+    with pytest.raises(ValueError, match="model must be one of"):
+        model_spec.get(None)
+
+
 def test_a_misspelt_model_is_answered_with_the_nearest():
     with pytest.raises(ValueError, match=r"did you mean llama-3\.1-8b\?"):
         model_spec.get("llama-3.1-8B")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"model_type": "llama"}'])
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"model_type": "llama"}'])
 def test_a_file_that_is_no_config_is_refused_with_its_path(tmp_path, text):
     path = tmp_path / "config.json"
     path.write_text(text)

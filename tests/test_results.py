@@ -62,11 +62,28 @@ def test_the_default_folder_is_the_checkouts_and_else_the_current_one(root, tmp_
 
 def test_a_record_that_is_not_valid_is_never_written(record, tmp_path):
     record["points"][0]["time_s"]["median"] = float("nan")
-    with pytest.raises(ValueError, match=r"Out of range float|not a record"):
+    with pytest.raises(ValueError, match=r"points/0/time_s/median: numbers lie between"):
         results.save(record, tmp_path)
     record["points"][0]["time_s"]["median"] = -1.0
     with pytest.raises(ValueError, match="points/0/time_s/median"):
         results.save(record, tmp_path)
+    for wrong in (
+        "x" * 501,
+        "<script>",
+        "a | b",
+        "line\nbreak",
+        "\ud800",
+        "\x1b[31m",
+        1e308,
+        {1: 2},
+    ):
+        with pytest.raises(ValueError, match="not a record"):
+            results.save({**record, "parameters": {"a": wrong}}, tmp_path)
+    for wrong in (None, {}, [], {"schema_version": 1}):
+        with pytest.raises(ValueError, match="not a record"):
+            results.save(wrong, tmp_path)
+    with pytest.raises(ValueError, match="not a record"):
+        results.save({**record, "claim": "abc\n"}, tmp_path)
     assert not list(tmp_path.rglob("*.json"))
 
 

@@ -56,9 +56,17 @@ def test_too_few_samples_have_a_median_but_no_interval():
     assert not isnan(median_interval([1.0] * LEAST_SAMPLES).low)
 
 
-def test_no_samples_are_refused():
+def test_what_has_no_median_is_refused():
     with pytest.raises(ValueError, match="at least one sample"):
         median_interval([])
+    for wrong in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="finite numbers"):
+            median_interval([1.0, wrong, 2.0])
+    for coverage in (0, 1, 95, -1):
+        with pytest.raises(ValueError, match="probability"):
+            median_interval([1.0], coverage)
+    with pytest.raises(ValueError, match="other than 0"):
+        ratio_interval([1.0], [0.0])
 
 
 def test_ratios_inside_rounds_cancel_a_drift_that_both_sides_share():

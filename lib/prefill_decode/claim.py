@@ -32,16 +32,20 @@ class Prediction:
     physical_limit: float = inf
 
     def __post_init__(self) -> None:
-        for value in (self.expected, self.rival, self.physical_limit):
-            if not value > 0:
-                raise ValueError(
-                    f"{self.name!r} is judged on a log scale, so expected, rival and limit must be "
-                    f"positive; got {self.expected}, {self.rival} and {self.physical_limit}"
-                )
+        if not (0 < self.expected < inf and 0 < self.rival < inf and self.physical_limit > 0):
+            raise ValueError(
+                f"{self.name!r} is judged on a log scale, so expected, rival and limit must be "
+                "positive, and the first two finite; got "
+                f"{self.expected}, {self.rival} and {self.physical_limit}"
+            )
+        if self.expected > self.physical_limit:
+            raise ValueError(
+                f"{self.name!r} expects {self.expected}, more than its limit {self.physical_limit}"
+            )
 
     @property
     def midpoint(self) -> float:
-        return sqrt(self.expected * self.rival)
+        return sqrt(self.expected) * sqrt(self.rival)
 
     @property
     def contrast(self) -> float:
@@ -93,6 +97,16 @@ class Claim:
     statement: str
     predictions: Sequence[Prediction]
     controls: Sequence[Prediction]  # must hold, or the ruler is broken
+
+    def __post_init__(self) -> None:
+        names = [prediction.name for prediction in (*self.predictions, *self.controls)]
+        if not self.predictions or not self.controls:
+            raise ValueError(
+                f"a claim needs a prediction and a control; {self.statement!r} has "
+                f"{len(self.predictions)} and {len(self.controls)}"
+            )
+        if len(set(names)) < len(names):
+            raise ValueError(f"predictions and controls need names of their own; got {names}")
 
     def judge(self, measured: Mapping[str, Interval], broken_ruler: Sequence[str] = ()) -> Verdict:
         """The verdict. `broken_ruler` says why nothing that was measured counts.

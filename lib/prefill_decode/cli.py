@@ -5,8 +5,11 @@ Exit codes: 0 fine, 1 a finding (a chapter that failed, a machine that will lie)
 
 import argparse
 import json
+import os
+import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +26,12 @@ OPTIONS_FOR = {"device": "--device", "budget_s": "--budget", "results_dir": "--r
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. What a user did wrong is a sentence, never a traceback."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     options = _parser().parse_args(arguments)
     try:
-        return int(options.verb(options))
+        code = int(options.verb(options))
+        sys.stdout.flush()
+        return code
     except ValueError as error:
         print(f"prefill-decode: {error}", file=sys.stderr)
         return UNUSABLE
@@ -36,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return UNUSABLE
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FINE
     except OSError as error:
         print(f"prefill-decode: {error}", file=sys.stderr)
         return UNUSABLE
@@ -87,8 +96,12 @@ def run(options: argparse.Namespace) -> int:
     project = _project(options)
     chapters = project.chosen(options.claims)
     machine = measure.describe_machine(options.device)
+    if options.parameter and options.results is None:  # a trial leaves the book's records alone
+        trials = project.build / "trials"
+        project = replace(project, results=trials / "results", build=trials / "build")
     _, failures = _run_chapters(project, chapters, options, machine)
-    _print_verdicts(project, machine)
+    _print_verdicts(project, chapters, machine)
+    print(f"records in {project.results}")
     return _exit_code(failures)
 
 
@@ -99,6 +112,7 @@ def book(options: argparse.Namespace) -> int:
 
     project = _project(options)
     machine = measure.describe_machine(options.device)
+    project.repository_url()  # a fault there should stop the book before it measures
     runs, failures = _run_chapters(project, project.chapters(), options, machine)
     if INTERRUPTED in failures.values():
         return INTERRUPTED
@@ -108,7 +122,7 @@ def book(options: argparse.Namespace) -> int:
     reasons = {chapter: str(reason) for chapter, reason in failures.items()}
     source = publishing.stage(project, runs, reasons, records, machine.slug, options.repository_url)
     cover = publishing.build_html(project, source)
-    _print_verdicts(project, machine)
+    _print_verdicts(project, project.chapters(), machine)
     print(f"\nopen {cover}")
     return FINDING if failures or problems else FINE
 
@@ -128,7 +142,7 @@ def show_results(options: argparse.Namespace) -> int:
     if options.json:
         _print_json({"records": records, "problems": problems})
     else:
-        print(publishing.claims_table(project, records, "notebooks", "ipynb"))
+        print(publishing.claims_table(project, records))
     return UNUSABLE if problems else FINE
 
 
@@ -142,7 +156,7 @@ def _run_chapters(
     other.
     """
     from prefill_decode.book.parameters import check_parameters, parse_assignments
-    from prefill_decode.book.run import ChapterFailure, run_chapter
+    from prefill_decode.book.run import ChapterFailure, measuring_alone, run_chapter
 
     given = parse_assignments(options.parameter)
     for name, option in OPTIONS_FOR.items():
@@ -152,32 +166,31 @@ def _run_chapters(
     if options.budget is not None:
         given["budget_s"] = options.budget
     checked = {name: check_parameters(project.notebook(name), given) for name in chapters}
-    project.prepare_build()
+    project.prepare()
     runs: dict[str, Path] = {}
     failures: dict[str, Any] = {}
-    for number, name in enumerate(chapters, start=1):
-        print(f"[{number}/{len(chapters)}] {name} ...", file=sys.stderr, flush=True)
-        try:
-            runs[name], ran = run_chapter(
-                project,
-                name,
-                checked[name],
-                machine,
-                cell_timeout_s=options.timeout,
-                progress=sys.stderr.isatty(),
-                again=options.again,
-            )
-            print(
-                f"[{number}/{len(chapters)}] {name}: {'done' if ran else 'up to date'}",
-                file=sys.stderr,
-            )
-        except ChapterFailure as failure:
-            print(f"prefill-decode: {failure}", file=sys.stderr)
-            failures[name] = failure
-            if failure.reason == "interrupted":
-                print("prefill-decode: run again to go on from here", file=sys.stderr)
-                failures[name] = INTERRUPTED
-                break
+    with measuring_alone(project):
+        for number, name in enumerate(chapters, start=1):
+            place = f"[{number}/{len(chapters)}] {name}"
+            print(f"{place} ...", file=sys.stderr, flush=True)
+            try:
+                runs[name], ran = run_chapter(
+                    project,
+                    name,
+                    checked[name],
+                    machine,
+                    cell_timeout_s=options.timeout,
+                    progress=sys.stderr.isatty(),
+                    again=options.again,
+                )
+                print(f"{place}: {'done' if ran else 'up to date'}", file=sys.stderr)
+            except ChapterFailure as failure:
+                print(f"prefill-decode: {failure}", file=sys.stderr)
+                failures[name] = failure
+                if failure.reason == "interrupted":
+                    print("prefill-decode: run again to go on from here", file=sys.stderr)
+                    failures[name] = INTERRUPTED
+                    break
     return runs, failures
 
 
@@ -187,13 +200,13 @@ def _exit_code(failures: dict[str, Any]) -> int:
     return FINDING if failures else FINE
 
 
-def _print_verdicts(project: "Project", machine: "Machine") -> None:
+def _print_verdicts(project: "Project", chapters: Sequence[str], machine: "Machine") -> None:
     from prefill_decode import results
     from prefill_decode.book.pages import verdict_lines
 
     records, _ = results.load_all(project.results)
     print(f"\nverdicts on {machine.title}:")
-    print("\n".join(verdict_lines(project, records, machine.slug)))
+    print("\n".join(verdict_lines(chapters, records, machine.slug)))
 
 
 def _project(options: argparse.Namespace) -> "Project":
@@ -227,7 +240,11 @@ def _positive_whole_seconds(text: str) -> int:
 
 def _folder(text: str) -> Path:
     path = Path(text)
-    if path.exists() and not path.is_dir():
+    try:
+        is_something_else = path.exists() and not path.is_dir()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"must be a folder; {error.strerror}") from error
+    if is_something_else:
         raise argparse.ArgumentTypeError(f"must be a folder, no such folder: {text!r} is a file")
     return path
 

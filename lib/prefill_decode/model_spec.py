@@ -21,6 +21,27 @@ from typing import Any
 from prefill_decode.did_you_mean import did_you_mean
 
 BYTES_PER_VALUE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+LARGEST_COUNT = 2**40
+SIZES = (
+    "num_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "vocab_size",
+)
+# Keys that change the counts, with the values that leave them as they are; others are refused.
+HARMLESS = {
+    "attention_bias": (None, False),
+    "mlp_bias": (None, False),
+    "quantization_config": (None,),
+    "hidden_act": (None, "silu"),
+    "num_experts": (None, 0),
+    "num_local_experts": (None, 0),
+    "partial_rotary_factor": (None, 1, 1.0),
+    "tie_word_embeddings": (None, False, True),
+}
 # model_type: (biases on Q, K and V; norms on the heads of Q and K)
 ARCHITECTURES = {
     "llama": (False, False),
@@ -48,6 +69,8 @@ class ModelSpec:
     dtype: str = "bfloat16"  # of the weights and of the KV cache
 
     def __post_init__(self) -> None:
+        for field in SIZES:
+            _check_count(getattr(self, field), field, self.name)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"{self.name}: query heads share KV heads evenly, so num_heads must be a "
@@ -130,22 +153,23 @@ class ModelSpec:
 
 def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
     """ModelSpec of a Hugging Face config.json, already parsed. ValueError names what is wrong."""
+    if not isinstance(config, Mapping):
+        raise ValueError(f"{name}: a config is an object; got a {type(config).__name__}")
     model_type = config.get("model_type")
-    if model_type not in ARCHITECTURES:
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         raise ValueError(
             f"{name}: model_type must be one of {', '.join(ARCHITECTURES)}; got {model_type!r}. "
             "Other architectures are counted differently, so they are refused and not guessed"
         )
+    for key, harmless in HARMLESS.items():
+        ignored = key == "attention_bias" and model_type == "qwen2"  # it has its own
+        if config.get(key) not in harmless and not ignored:
+            raise ValueError(f"{name}: {key} is not counted yet; got {config[key]!r}")
     if _window_in_use(config):
         raise ValueError(
             f"{name}: sliding-window attention is not counted yet; got sliding_window="
-            f"{config['sliding_window']}"
+            f"{config.get('sliding_window')}"
         )
-    for key in ("attention_bias", "mlp_bias"):
-        if config.get(key) and model_type != "qwen2":
-            raise ValueError(
-                f"{name}: {key} is not counted yet for {model_type}; got {config[key]}"
-            )
     qkv_bias, qk_norm = ARCHITECTURES[model_type]
     num_heads = _count(config, "num_attention_heads", name)
     hidden_size = _count(config, "hidden_size", name)
@@ -156,7 +180,7 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
         intermediate_size=_count(config, "intermediate_size", name),
         num_heads=num_heads,
         num_kv_heads=_count(config, "num_key_value_heads", name, num_heads),
-        head_dim=_count(config, "head_dim", name, hidden_size // num_heads),
+        head_dim=_count(config, "head_dim", name, _even_share(hidden_size, num_heads)),
         vocab_size=_count(config, "vocab_size", name),
         tied_embeddings=bool(_or_default(config, "tie_word_embeddings", False)),
         qkv_bias=qkv_bias,
@@ -169,10 +193,11 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
 
 def read(path: Path) -> ModelSpec:
     """ModelSpec of a config.json file, named after its folder. ValueError if unusable."""
+    path = Path(path)
     name = path.parent.name if path.name == "config.json" else path.stem
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: a model needs a readable config.json; {error}") from error
     if not isinstance(config, dict):
         raise ValueError(f"{path}: a config.json holds one object; got a {type(config).__name__}")
@@ -193,10 +218,15 @@ def shipped() -> list[ModelSpec]:
 def get(name: str) -> ModelSpec:
     """A shipped model by its name. ValueError names the nearest one."""
     found = {model.name: model for model in shipped()}
-    if name not in found:
+    if not isinstance(name, str) or name not in found:
         hint = did_you_mean(name, found)
         raise ValueError(f"model must be one of {', '.join(found)}; got {name!r}{hint}")
     return found[name]
+
+
+def _even_share(hidden_size: int, num_heads: int) -> int | None:
+    """The head size that follows from the hidden size; None when it does not divide."""
+    return hidden_size // num_heads if hidden_size % num_heads == 0 else None
 
 
 def _count(config: Mapping[str, Any], key: str, name: str, default: int | None = None) -> int:
@@ -204,7 +234,11 @@ def _count(config: Mapping[str, Any], key: str, name: str, default: int | None =
     value = _or_default(config, key, default)
     if value is None:
         raise ValueError(f"{name}: config.json lacks {key!r}, which the counts need")
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    return _check_count(value, key, name)
+
+
+def _check_count(value: Any, key: str, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < LARGEST_COUNT:
         raise ValueError(f"{name}: {key} must be a positive whole number; got {value!r}")
     return value
 
@@ -223,6 +257,8 @@ def _or_default(config: Mapping[str, Any], key: str, default: Any) -> Any:
 
 
 def _window_in_use(config: Mapping[str, Any]) -> bool:
+    if "sliding_attention" in (config.get("layer_types") or ()):
+        return True
     if config.get("model_type") in ("qwen2", "qwen3"):
         return bool(config.get("use_sliding_window")) and config.get("sliding_window") is not None
     return config.get("sliding_window") is not None

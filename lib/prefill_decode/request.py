@@ -6,6 +6,7 @@ in one place (serving_metrics)."""
 
 from dataclasses import dataclass
 from itertools import pairwise
+from math import isfinite
 
 
 @dataclass(frozen=True)
@@ -16,10 +17,13 @@ class Request:
     output_tokens: int
 
     def __post_init__(self) -> None:
-        if self.prompt_tokens < 1 or self.output_tokens < 1:
+        counts = (self.prompt_tokens, self.output_tokens)
+        if not all(isinstance(count, int) and count >= 1 for count in counts):
             raise ValueError(
                 f"a request needs at least one prompt token and one output token; got {self}"
             )
+        if not isfinite(self.arrival_s):
+            raise ValueError(f"a request arrives at a finite time; got {self}")
 
 
 @dataclass(frozen=True)
@@ -40,14 +44,14 @@ class RequestRecord:
                 f"count; "
                 f"got {len(self.event_times_s)} times and {len(self.event_tokens)} counts"
             )
-        if any(tokens < 1 for tokens in self.event_tokens):
+        if not all(isinstance(tokens, int) and tokens >= 1 for tokens in self.event_tokens):
             raise ValueError(
                 f"request {self.request.request_id!r}: an event without tokens is not a token "
                 f"event; "
                 "leave role-only and empty events out"
             )
         times_s = (self.request.arrival_s, *self.event_times_s)
-        if any(later < earlier for earlier, later in pairwise(times_s)):
+        if not all(earlier <= later for earlier, later in pairwise(times_s)):
             raise ValueError(
                 f"request {self.request.request_id!r}: time runs backwards in {times_s}; "
                 "record every time on one monotonic clock"

@@ -30,6 +30,8 @@ from prefill_decode.step import Chunk
 
 Record = dict[str, Any]
 LARGEST_FILE_BYTES = 20_000_000
+LONGEST_TEXT = 500
+SMALLEST_NUMBER, LARGEST_NUMBER = 1e-30, 1e30
 
 
 def make_record(
@@ -95,11 +97,15 @@ def save(record: Record, results_dir: str | Path | None = None) -> Path:
     The file appears whole or not at all. ValueError, with nothing written, if the record is not
     valid."""
     folder = Path(results_dir) if results_dir is not None else default_folder()
+    _check(record, folder)
     path: Path = folder / record["claim"] / f"{record['machine']['slug']}.json"
-    _check(record, path)
     text = json.dumps(record, indent=1, allow_nan=False) + "\n"
+    if len(text) > LARGEST_FILE_BYTES:
+        raise ValueError(
+            f"{path}: a record has at most {LARGEST_FILE_BYTES} bytes; got {len(text)}"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write_atomically(path, text)
+    write_atomically(path, text)
     return path
 
 
@@ -230,6 +236,7 @@ def _check(record: Any, path: Path) -> None:
             f"{path}: this library reads schema version 1; got {record['schema_version']!r}: "
             "update the library"
         )
+    _check_values(record, path, "the record")
     error = next(_validator().iter_errors(record), None)
     if error is not None:
         where = "/".join(str(part) for part in error.absolute_path) or "the record"
@@ -239,13 +246,46 @@ def _check(record: Any, path: Path) -> None:
         raise ValueError(f"{path}: not a record: two metrics have the same name, among {names}")
 
 
+def _check_values(value: Any, path: Path, where: str) -> None:
+    """Nothing that JSON cannot hold, no number beyond all measure, no text that could be markup.
+
+    Pages and tables show these values.
+    """
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"{path}: not a record: {where}: keys are text; got {key!r}")
+            _check_values(key, path, f"{where}: a key")
+            _check_values(inner, path, f"{where}/{key}"[:200])
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            _check_values(inner, path, f"{where}/{index}")
+    elif isinstance(value, str):
+        if len(value) > LONGEST_TEXT or any(c in "<>|`\\" or not c.isprintable() for c in value):
+            raise ValueError(
+                f"{path}: not a record: {where}: text is printable, has up to {LONGEST_TEXT} "
+                f"characters and is without < > | ` and backslash; got {value[:60]!r}"
+            )
+    elif isinstance(value, float | int) and not isinstance(value, bool):
+        if value != 0 and not SMALLEST_NUMBER <= abs(value) <= LARGEST_NUMBER:
+            raise ValueError(
+                f"{path}: not a record: {where}: numbers lie between {SMALLEST_NUMBER} and "
+                f"{LARGEST_NUMBER}; got {str(value)[:30]}"
+            )
+    elif value is not None and not isinstance(value, bool):
+        raise ValueError(
+            f"{path}: not a record: {where}: JSON holds no {type(value).__name__}; got {value!r}"
+        )
+
+
 @cache
 def _validator() -> Draft202012Validator:
     text = (files("prefill_decode") / "record.schema.json").read_text(encoding="utf-8")
     return Draft202012Validator(json.loads(text))
 
 
-def _write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file whole or not at all."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

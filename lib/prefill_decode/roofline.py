@@ -98,7 +98,7 @@ def turning_tokens(model: ModelSpec, hardware: Hardware) -> float:
 def telling_prompt_lengths(model: ModelSpec, hardware: Hardware) -> list[int]:
     """Five prompt lengths, from one token to eight times one that is clearly compute-bound.
 
-    The last two lie at least four and 32 times past the turning point, as powers of two.
+    The last two are powers of two, at least four and 32 times past the turning point.
     """
-    short = 2 ** ceil(log2(4 * turning_tokens(model, hardware)))
-    return [1, max(2, short // 16), max(3, short // 4), short, 8 * short]
+    short = 2 ** max(6, ceil(log2(4 * turning_tokens(model, hardware))))
+    return [1, short // 16, short // 4, short, 8 * short]

@@ -11,7 +11,7 @@ Source: David and Nagaraja, "Order Statistics" (2003), section 7.1.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb, nan
+from math import comb, isfinite, nan
 from statistics import median, quantiles
 
 COVERAGE = 0.95
@@ -40,8 +40,12 @@ def median_interval(samples: Sequence[float], coverage: float = COVERAGE) -> Int
 
     The true coverage is kept in the result. Raises ValueError for no samples.
     """
-    if not samples:
+    if len(samples) == 0:
         raise ValueError("a median needs at least one sample; got none")
+    if not all(isfinite(sample) for sample in samples):
+        raise ValueError(f"samples must be finite numbers; got {list(samples)[:10]}")
+    if not 0 < coverage < 1:
+        raise ValueError(f"coverage is a probability between 0 and 1; got {coverage}")
     ordered = sorted(samples)
     n = len(ordered)
     depth = _interval_depth(n, coverage)
@@ -59,6 +63,8 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -
             f"ratios are taken round by round, so both sides need as many samples; got "
             f"{len(numerators)} and {len(denominators)}"
         )
+    if not all(denominators):
+        raise ValueError("a ratio needs denominators other than 0; got one that is 0")
     return median_interval([a / b for a, b in zip(numerators, denominators, strict=True)])
 
 

@@ -16,8 +16,11 @@ class Chunk:
     samples_token: bool = True  # False for every chunk of a prompt but its last
 
     def __post_init__(self) -> None:
-        if self.new_tokens < 1 or self.cached_tokens < 0:
-            raise ValueError(f"a chunk needs new_tokens >= 1 and cached_tokens >= 0; got {self}")
+        whole = isinstance(self.new_tokens, int) and isinstance(self.cached_tokens, int)
+        if not whole or self.new_tokens < 1 or self.cached_tokens < 0:
+            raise ValueError(
+                f"a chunk needs whole numbers, new_tokens >= 1 and cached_tokens >= 0; got {self}"
+            )
 
     @property
     def attended_pairs(self) -> int:

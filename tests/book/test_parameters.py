@@ -15,6 +15,8 @@ peak_tflops = None
 budget_s = 45.0
 sizes = [1, 2]
 cached = False
+lengths: list | None = None
+seed = 0
 """
 
 
@@ -58,7 +60,7 @@ def test_a_fitting_value_is_taken(notebook, words, expected):
     [
         (["batchsize=4"], r"'batchsize'; did you mean batch_size\?"),
         (["zzz=4"], "got 'zzz'$"),
-        (["batch_size='4'"], "batch_size takes int, such as 1; got '4', a str"),
+        (["batch_size='4'"], "batch_size takes int, such as 1; got '4', of type str"),
         (["batch_size=4.0"], "takes int"),
         (["batch_size=True"], "takes int"),
         (["batch_size=None"], "takes int"),
@@ -67,6 +69,19 @@ def test_a_fitting_value_is_taken(notebook, words, expected):
         (["sizes=[1, 'two']"], "takes int"),
         (["sizes=[]"], "got an empty one"),
         (["cached=1"], "takes bool"),
+        (["sizes=[1]"], "at least two rising"),
+        (["sizes=[2, 1]"], "at least two rising"),
+        (["sizes=[1, 1]"], "at least two rising"),
+        (["sizes=[0, 1]"], "at least two rising"),
+        (["sizes=[1, 1000000]"], "at least two rising"),
+        (["lengths=['a', 'b']"], "at least two rising"),
+        (["lengths=[True, 2]"], "at least two rising"),
+        (["prompt_tokens=-5"], "takes 0 to"),
+        (["prompt_tokens=10000000"], "takes 0 to"),
+        (["seed=-1"], "seed takes 0"),
+        (["seed={[]: 1}"], "takes int"),
+        (["seed=" + "-" * 5000 + "1"], "takes int"),
+        (["budget_s=1" + "0" * 400], "takes float"),
         (["dtype=32"], "takes str"),
     ],
 )

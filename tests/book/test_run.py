@@ -1,5 +1,6 @@
 """Running chapters: cached until something changes, and nothing is lost when one stops."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,7 +11,9 @@ from dataclasses import replace
 import nbformat
 import pytest
 
+from prefill_decode import results
 from prefill_decode.book import ChapterFailure, find_project, run_chapter
+from prefill_decode.book.run import measuring_alone
 from prefill_decode.results import load
 
 
@@ -34,6 +37,9 @@ def test_a_chapter_runs_once_and_again_when_something_it_depends_on_changes(make
     (project.results / "first" / f"{machine.slug}.json").write_text("<<<<<<< damaged")
     assert run_chapter(project, "first", {"value": 4}, machine)[1]
     assert run_chapter(project, "first", {"value": 4}, machine, again=True)[1]  # as asked
+    other = json.loads((project.results / "first" / f"{machine.slug}.json").read_text())
+    results.save({**other, "seed": 4711}, project.results)  # from some other run
+    assert run_chapter(project, "first", {"value": 4}, machine)[1]
     fewer = replace(machine, threads=1)
     assert run_chapter(project, "first", {"value": 4}, fewer)[1]  # the same machine, used otherwise
 
@@ -98,7 +104,9 @@ def test_control_c_keeps_what_ran_and_says_how_to_go_on(make_project, machine):
     assert "first: interrupted" in words
     assert "run again to go on from here" in words
     assert "Traceback" not in words
-    kept = nbformat.read(project.build / "failed" / "first.ipynb", as_version=4)
+    kept = nbformat.read(
+        project.build / "trials" / "build" / "failed" / "first.ipynb", as_version=4
+    )
     assert kept.cells[2].outputs[0].data["text/plain"] == "60"
 
 
@@ -128,6 +136,68 @@ def test_chapters_come_in_the_order_of_the_toc_and_misspelt_ones_are_answered(
     project.notebook("second").unlink()
     with pytest.raises(ValueError, match="not there: second"):
         project.chapters()
+
+
+def test_two_runs_do_not_measure_side_by_side(make_project):
+    project = make_project()
+    project.prepare()
+    with (
+        measuring_alone(project),
+        pytest.raises(ValueError, match="another run is measuring"),
+        measuring_alone(project),
+    ):
+        pass
+    with measuring_alone(project):
+        pass
+
+
+def test_folders_are_checked_before_anything_is_measured(make_project, tmp_path):
+    project = make_project()
+    project.prepare()
+    assert project.results.is_dir()
+    for results_folder in (project.build, project.build / "src" / "deep"):
+        with pytest.raises(ValueError, match="outside of the build folder"):
+            replace(project, results=results_folder).prepare()
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="must be a folder to write to"):
+        replace(project, results=tmp_path / "file" / "inner").prepare()
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "thesis.txt").touch()
+    with pytest.raises(ValueError, match="did not make"):
+        replace(project, build=own).prepare()
+    assert (own / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a: [",
+        "[1]",
+        "parts:",
+        "parts: 5",
+        "parts: [{chapters: []}]",
+        "x: !!python/none x",
+        "root: x\nparts: [{}]",
+        "root: x\nparts: [{chapters: 5}]",
+        "root: x\nparts: [{chapters: [{url: x}]}]",
+        "root: r\nparts: [{chapters: [{file: notebooks/first}, {file: notebooks/first}]}]",
+    ],
+)
+def test_a_damaged_table_of_contents_is_refused_by_name(make_project, text):
+    project = make_project()
+    (project.root / "_toc.yml").write_text(text)
+    with pytest.raises(ValueError, match=r"_toc\.yml"):
+        project.chapters()
+
+
+@pytest.mark.parametrize("text", ["", "[", "a: 1", "repository: {}", "repository: {url: 5}"])
+def test_a_damaged_configuration_is_refused_by_name(make_project, text):
+    project = make_project()
+    (project.root / "_config.yml").write_text(text)
+    with pytest.raises(ValueError, match=r"_config\.yml"):
+        project.repository_url()
 
 
 def test_a_project_is_found_from_within_and_not_from_without(make_project, tmp_path):

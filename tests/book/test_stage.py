@@ -95,7 +95,7 @@ def test_the_mirror_keeps_the_checkouts_paths_and_points_to_a_fork(make_project,
 def test_every_machine_has_its_column_and_unlike_verdicts_stand_side_by_side(make_project, record):
     other = {**record, "claim": "second", "verdict": {"outcome": "refuted", "reason": "r"}}
     other["machine"] = {**record["machine"], "slug": "other", "title": "Other"}
-    table = claims_table(make_project(), [{**record, "claim": "first"}, other], "n", "ipynb")
+    table = claims_table(make_project(), [{**record, "claim": "first"}, other], "n")
     lines = table.splitlines()
     assert lines[0] == "| claim | Test CPU @ 2.0, 2 cores | Other |"
     assert lines[2].endswith("| ✓ supported | not run |")
@@ -129,6 +129,8 @@ def test_the_cover_figure_prefers_this_machine_and_then_the_newest(record):
     assert "Mine" in phases_figure(records, "here").alt
     assert "New" in phases_figure(records, "elsewhere").alt
     assert phases_figure([record], "here") is None
+    lonely = {**on("here", "2026-01-01T00:00:00Z", "Mine"), "points": record["points"][:1]}
+    assert phases_figure([lonely], "here") is None
 
 
 def test_the_readme_gets_its_table_and_its_figure(make_project, record):
@@ -142,6 +144,10 @@ def test_the_readme_gets_its_table_and_its_figure(make_project, record):
     assert text.startswith("before\n<!-- claims -->\n| claim |")
     assert "old" not in text
     assert text.endswith("<!-- end of claims -->\nafter\n")
-    assert "<svg" in (project.results / "phases.svg").read_text()
+    assert "<svg" in (project.root / "book" / "results" / "phases.svg").read_text()
     refresh_readme(project, records, readme)
     assert readme.read_text() == text
+    readme.write_text("no table")
+    with pytest.raises(ValueError, match="between <!-- claims -->"):
+        refresh_readme(project, records, readme)
+    assert readme.read_text() == "no table"

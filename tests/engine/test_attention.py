@@ -22,7 +22,7 @@ def explicit(queries, keys, values):
     return out
 
 
-@pytest.mark.skipif(not CASES.is_dir(), reason="the handed cases are not here")
+@pytest.mark.skipif(not CASES.is_dir(), reason="no folder of shared cases beside this checkout")
 def test_the_causal_mask_is_aligned_to_the_bottom_right_with_shared_heads():
     case = json.loads((CASES / "H10.json").read_text())
     tensors = {name: torch.tensor(case["input"][name], dtype=torch.float64) for name in "qkv"}

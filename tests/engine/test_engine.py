@@ -202,6 +202,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tiny_model
         ([SequenceChunk(0, [])], "at least one token"),
         ([SequenceChunk(0, [61])], "from 0 to 60"),
         ([SequenceChunk(0, [3, -1])], "from 0 to 60"),
+        ([SequenceChunk(0, [1.9])], "whole numbers"),
         ([SequenceChunk(0, [1] * 9)], "room for 8 tokens; got 9"),
     ],
 )
@@ -211,6 +212,18 @@ def test_an_impossible_step_is_refused_and_changes_nothing(tiny_model, chunks, m
         engine.forward(chunks)
     assert engine.cache.lengths == [0, 0]
     assert engine.cache.keys[0].abs().sum() == 0
+
+
+def test_an_unknown_slot_is_never_released_and_an_empty_engine_never_built(tiny_model):
+    engine = Engine(tiny_model, num_slots=2, capacity_tokens=8, seed=0)
+    engine.forward([SequenceChunk(1, [1, 2])])
+    for slot in (-1, 2):
+        with pytest.raises(ValueError, match="slot must be from 0 to 1"):
+            engine.release(slot)
+    assert engine.cache.lengths == [0, 2]
+    for sizes in ({"num_slots": 0}, {"capacity_tokens": 0}):
+        with pytest.raises(ValueError, match="at least one slot"):
+            Engine(tiny_model, **sizes)
 
 
 def test_the_roofline_prices_the_chunks_that_the_engine_runs(tiny_model):

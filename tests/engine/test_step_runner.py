@@ -33,6 +33,12 @@ def test_the_engine_has_room_for_the_largest_step_and_no_more(tiny_model):
     assert len(cache.lengths) == 3
 
 
+@pytest.mark.parametrize("chunks", [{}, {"a": []}])
+def test_nothing_to_run_is_refused(tiny_model, chunks):
+    with pytest.raises(ValueError, match="nothing to run"):
+        StepRunner(tiny_model, chunks)
+
+
 def test_the_cache_is_filled_with_noise_before_timing(tiny_model):
     cache = StepRunner(tiny_model, {"a": [Chunk(1, 60)] * 2}, seed=0).engine.cache
     assert all(0.8 < tensor.std() < 1.2 for tensor in cache.keys + cache.values)

@@ -145,13 +145,28 @@ def test_rounds_in_which_others_took_the_cores_are_kept_but_not_counted(world, m
     assert "they are left out" in timings.advice[0]
 
 
+def test_a_round_that_was_disturbed_is_made_up_for_beyond_the_budget(world, machine):
+    rounds = Counter()
+
+    def step():
+        rounds["n"] += 1
+        busy = rounds["n"] in (3, 5)
+        world.now_s += 1.0
+        world.others_s += 1.0 if busy else 0.0
+
+    timings = interleave({"a": step}, machine, budget_s=1, seed=0)
+    assert timings.num_rounds == timer.LEAST_ROUNDS + 2
+    assert not timings.trusts_all_rounds
+
+
 def test_when_every_round_is_disturbed_all_count_and_the_reader_is_told(world, machine):
     def step():
         world.now_s += 1.0
         world.others_s += 1.0
 
-    timings = interleave({"a": step}, machine, budget_s=20, seed=0)
+    timings = interleave({"a": step}, machine, budget_s=5, seed=0)
     assert all(timings.disturbed)
+    assert timings.num_rounds == timer.MOST_TRIES
     assert timings.stopped_because == "budget"
     assert len(timings.times_s("a")) == timings.num_rounds
     assert "too few were quiet" in timings.advice[0]

@@ -69,14 +69,14 @@ def test_the_drawn_rates_are_the_recorded_ones(record):
     ratio = (last["flops"] / last["time_s"]["median"]) / (
         first["flops"] / first["time_s"]["median"]
     )
-    assert f"{format_significant(ratio, 2)} times as fast" in figure.alt
+    assert f"{format_significant(ratio, 2)} times the FLOP/s" in figure.alt
     assert format_si(last["flops"] / last["time_s"]["median"], "FLOP/s") in figure.alt
 
 
 def test_a_record_without_an_interval_can_be_drawn(record):
     for point in record["points"]:
         point["time_s"] |= {"low": None, "high": None, "coverage": None}
-    assert "times as fast" in phases_on_the_roofline(record["points"], HARDWARE).alt
+    assert "times the FLOP/s" in phases_on_the_roofline(record["points"], HARDWARE).alt
 
 
 def test_a_file_of_its_own_brings_ink_for_light_and_dark(figure):

@@ -34,16 +34,16 @@ def test_the_verdict_comes_first_and_every_prediction_with_its_interval():
     assert shown.startswith(
         "**✗ refuted.** “it holds”: ratio: the whole interval lies on the rival"
     )
-    assert "| ratio | ✗ refuted | 7.00 [6.50, 7.50] | 1.00 | 8.00 | 12 |" in shown
-    assert "| control: c | ✓ supported | 7.00 [6.50, 7.50] | 8.00 | 1.00 | 12 |" in shown
+    assert "| ratio | ✗ refuted | 7.00 [6.50, 7.50] | 1.00 | 2.83 | 8.00 | 12 |" in shown
+    assert "| control: c | ✓ supported | 7.00 [6.50, 7.50] | 8.00 | 2.83 | 1.00 | 12 |" in shown
 
 
 def test_the_work_table_shows_both_sides_of_the_bound(tiny_model):
     hardware = Hardware("h", "float64", 1e9, 1e9, "made up")
     works = {"one": step_work(tiny_model, [Chunk(1)]), "many": step_work(tiny_model, [Chunk(64)])}
     shown = plots.work_table(works, hardware)
-    assert "bandwidth" in shown.markdown.splitlines()[2]
-    assert "compute" in shown.markdown.splitlines()[3]
+    assert "memory" in shown.markdown.splitlines()[2]
+    assert "arithmetic" in shown.markdown.splitlines()[3]
     assert (shown + shown).markdown.count("| many |") == 2
 
 

@@ -11,22 +11,21 @@ from prefill_decode.book.project import Project
 from prefill_decode.hardware import Hardware
 from prefill_decode.plots import Figure, phases_on_the_roofline
 from prefill_decode.plots.tables import JUDGEMENT_HEADER, SIGNS, judgement_row, table
-from prefill_decode.results import Record, interval_of
+from prefill_decode.results import Record, interval_of, write_atomically
 
 ROOFLINE_CLAIM = "prefill_is_compute_bound"
 
 
-def claims_table(project: Project, records: Sequence[Record], link: str, extension: str) -> str:
-    """Every claim and its verdict on every recorded machine; titles link to
-    LINK/CHAPTER.EXTENSION.
-    """
+def claims_table(project: Project, records: Sequence[Record], link: str | None = None) -> str:
+    """Every claim and its verdict on every recorded machine; titles link to LINK/CHAPTER.ipynb."""
     machines = {record["machine"]["slug"]: record["machine"]["title"] for record in records}
     verdicts = {(r["claim"], r["machine"]["slug"]): r["verdict"]["outcome"] for r in records}
     rows = []
     for chapter in project.chapters():
         outcomes = [verdicts.get((chapter, slug)) for slug in machines]
         cells = [f"{SIGNS[outcome]} {outcome}" if outcome else "not run" for outcome in outcomes]
-        rows.append([f"[{project.title(chapter)}]({link}/{chapter}.{extension})", *cells])
+        title = project.title(chapter)
+        rows.append([f"[{title}]({link}/{chapter}.ipynb)" if link else title, *cells])
     return table(["claim", *machines.values()], rows)
 
 
@@ -34,7 +33,11 @@ def phases_figure(records: Sequence[Record], prefer_slug: str | None = None) -> 
     """The roofline with a decode and the prefills of one record on it: this machine's, or the
     newest.
     """
-    candidates = [record for record in records if record["claim"] == ROOFLINE_CLAIM]
+    candidates = [
+        record
+        for record in records
+        if record["claim"] == ROOFLINE_CLAIM and len(_roofline_points(record)) > 1
+    ]
     if not candidates:
         return None
     chosen = max(candidates, key=lambda r: (r["machine"]["slug"] == prefer_slug, r["date"]))
@@ -46,9 +49,13 @@ def phases_figure(records: Sequence[Record], prefer_slug: str | None = None) -> 
         ceilings["during"]["bandwidth_bytes_per_s"],
         ceilings["source"],
     )
-    steps = [p for p in chosen["points"] if p["new_tokens"] > 1 or p["step"].startswith("decode")]
-    ordered = sorted(steps, key=lambda point: float(point["flops"] / point["bytes"]))
-    return phases_on_the_roofline(ordered, hardware)
+    return phases_on_the_roofline(_roofline_points(chosen), hardware)
+
+
+def _roofline_points(record: Record) -> list[dict[str, Any]]:
+    """The decode and the prefills of more than one token, by rising intensity."""
+    steps = [p for p in record["points"] if p["new_tokens"] > 1 or p["step"].startswith("decode")]
+    return sorted(steps, key=lambda point: float(point["flops"] / point["bytes"]))
 
 
 def results_page(project: Project, records: Sequence[Record]) -> str:
@@ -91,21 +98,27 @@ def fill(template: str, parts: Mapping[str, str]) -> str:
 def refresh_readme(project: Project, records: Sequence[Record], readme: Path) -> None:
     """Rewrite the README's claims table and the figure it shows from the records."""
     text = readme.read_text(encoding="utf-8")
-    rows = claims_table(project, records, "notebooks", "ipynb")
+    rows = claims_table(project, records, "notebooks")
     pattern = r"(?s)(<!-- claims -->).*?(<!-- end of claims -->)"
-    filled = re.sub(pattern, lambda found: f"{found[1]}\n{rows}\n{found[2]}", text)
-    readme.write_text(filled, encoding="utf-8")
+    filled, count = re.subn(pattern, lambda found: f"{found[1]}\n{rows}\n{found[2]}", text)
+    if count != 1:
+        raise ValueError(
+            f"{readme}: the table stands between <!-- claims --> and <!-- end of claims -->; "
+            f"got {count} such places"
+        )
     figure = phases_figure(records)
     if figure is not None:
-        path = project.results / "phases.svg"
-        path.write_text(figure.standalone() + "\n", encoding="utf-8")
+        path = project.root / "book" / "results" / "phases.svg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, figure.standalone() + "\n")
+    write_atomically(readme, filled)
 
 
-def verdict_lines(project: Project, records: Sequence[Record], slug: str) -> list[str]:
+def verdict_lines(chapters: Sequence[str], records: Sequence[Record], slug: str) -> list[str]:
     """One line a chapter for a terminal: its verdict on this machine and why."""
     verdicts = {r["claim"]: r["verdict"] for r in records if r["machine"]["slug"] == slug}
     lines = []
-    for chapter in project.chapters():
+    for chapter in chapters:
         verdict = verdicts.get(chapter)
         if verdict is None:
             lines.append(f"  - {chapter}: not run on this machine")

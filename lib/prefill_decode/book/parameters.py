@@ -14,6 +14,7 @@ from prefill_decode.book.project import read_notebook
 from prefill_decode.did_you_mean import did_you_mean
 
 TAG = "parameters"
+MOST_TOKENS = 2**17
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,10 @@ def check_parameters(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(
                 f"{path.stem} has the parameters {', '.join(known)}; got {name!r}{hint}"
             )
-    return {name: _fit(name, value, known[name], path) for name, value in given.items()}
+    fitted = {name: _fit(name, value, known[name], path) for name, value in given.items()}
+    for name, value in fitted.items():
+        _check_range(name, value, path)
+    return fitted
 
 
 def parse_assignments(words: Sequence[str]) -> dict[str, Any]:
@@ -72,7 +76,7 @@ def parse_assignments(words: Sequence[str]) -> dict[str, Any]:
 def _parse_value(text: str) -> Any:
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return float(text) if text in ("inf", "-inf") else text
 
 
@@ -91,7 +95,7 @@ def _literal_assignment(statement: ast.stmt, path: Path) -> tuple[str, Parameter
         )
     try:
         return target.id, Parameter(ast.literal_eval(value), annotation)
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{path.name}: parameters are literals, so that the run can replace them; "
             f"got {ast.unparse(statement)!r}"
@@ -102,13 +106,28 @@ def _fit(name: str, value: Any, parameter: Parameter, path: Path) -> Any:
     types = _types(parameter)
     if not types or type(value) in types:
         return _fit_items(name, value, parameter, path)
-    if float in types and type(value) is int:
+    if float in types and type(value) is int and abs(value) < 2**53:
         return float(value)
     wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in types)
     raise ValueError(
         f"{path.stem}: {name} takes {wanted}, such as {parameter.default!r}; got {value!r}, "
-        f"a {type(value).__name__}"
+        f"of type {type(value).__name__}"
     )
+
+
+def _check_range(name: str, value: Any, path: Path) -> None:
+    """Rules that follow from a name: counts of tokens, lists that a claim compares along, seeds."""
+    if isinstance(value, list):
+        whole = all(type(item) is int and 1 <= item <= MOST_TOKENS for item in value)
+        if not whole or len(value) < 2 or sorted(set(value)) != value:
+            raise ValueError(
+                f"{path.stem}: {name} takes at least two rising whole numbers from 1 to "
+                f"{MOST_TOKENS}; got {value!r}"
+            )
+    elif name.endswith("_tokens") and value is not None and not 0 <= value <= MOST_TOKENS:
+        raise ValueError(f"{path.stem}: {name} takes 0 to {MOST_TOKENS}; got {value!r}")
+    elif name == "seed" and not 0 <= value < 2**32:
+        raise ValueError(f"{path.stem}: seed takes 0 to 2**32 - 1; got {value!r}")
 
 
 def _fit_items(name: str, value: Any, parameter: Parameter, path: Path) -> Any:

@@ -6,6 +6,8 @@ notebook."""
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
 
 import nbformat
 import yaml
@@ -25,9 +27,16 @@ class Project:
     def notebook(self, chapter: str) -> Path:
         return self.root / "notebooks" / f"{chapter}.ipynb"
 
-    def prepare_build(self) -> None:
-        """Make the folder for generated files. ValueError for a folder that holds something else:
-        its contents would be deleted."""
+    def prepare(self) -> None:
+        """Make the folders for records and for generated files, before anything is measured.
+
+        ValueError for a build folder that holds something else, or the records: building deletes.
+        """
+        if self.build in (self.results, *self.results.parents):
+            raise ValueError(
+                f"records must lie outside of the build folder, which is deleted now and then; got "
+                f"{self.results} in {self.build}"
+            )
         marker = self.build / BUILD_MARKER
         ours = self.build == self.root / "_build" or marker.is_file()
         if self.build.is_dir() and any(self.build.iterdir()) and not ours:
@@ -35,16 +44,32 @@ class Project:
                 f"{self.build} holds files that the book did not make, and building deletes some; "
                 "name a new or an empty folder with --build"
             )
-        self.build.mkdir(parents=True, exist_ok=True)
+        for folder in (self.build, self.results):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                with TemporaryFile(dir=folder):
+                    pass
+            except OSError as error:
+                raise ValueError(f"{folder} must be a folder to write to; {error}") from error
         marker.touch()
 
     def chapters(self) -> list[str]:
         """Chapter names in reading order. ValueError if the toc names a notebook that is not
         there.
         """
-        toc = yaml.safe_load((self.root / "_toc.yml").read_text(encoding="utf-8"))
-        entries = [entry["file"] for part in toc["parts"] for entry in part["chapters"]]
+        path = self.root / "_toc.yml"
+        toc = read_yaml(path)
+        try:
+            entries = [str(each["file"]) for part in toc["parts"] for each in part["chapters"]]
+            str(toc["root"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path}: a table of contents has a root and parts, each with chapters that name a "
+                f"file; this one lacks {error}"
+            ) from error
         names = [Path(entry).name for entry in entries if entry.startswith("notebooks/")]
+        if len(set(names)) < len(names):
+            raise ValueError(f"{path}: a chapter appears once; got {', '.join(names)}")
         missing = [name for name in names if not self.notebook(name).is_file()]
         if missing:
             raise ValueError(
@@ -52,6 +77,15 @@ class Project:
                 "add the file or remove the line"
             )
         return names
+
+    def repository_url(self) -> str:
+        """The address in _config.yml that every link of the book begins with."""
+        path = self.root / "_config.yml"
+        repository = read_yaml(path).get("repository")
+        url = repository.get("url") if isinstance(repository, dict) else None
+        if not isinstance(url, str) or not url.startswith("https://"):
+            raise ValueError(f"{path}: repository/url must be an https address; got {url!r}")
+        return url
 
     def chosen(self, wanted: list[str]) -> list[str]:
         """The wanted chapters in reading order, all when none is named. ValueError for unknown
@@ -72,12 +106,24 @@ class Project:
         return heading[1]
 
 
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file that holds one mapping. ValueError in one sentence if it does not."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        words = " ".join(str(error).split())
+        raise ValueError(f"{path}: not a readable YAML file: {words}") from error
+    if not isinstance(document, dict):
+        raise ValueError(f"{path}: holds a mapping of settings; got {document!r}")
+    return document
+
+
 def read_notebook(path: Path) -> nbformat.NotebookNode:
     """A notebook, checked to be one. ValueError in one sentence if it is not."""
     try:
         notebook: nbformat.NotebookNode = nbformat.read(path, as_version=4)
         nbformat.validate(notebook)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: not a readable notebook: {error}") from error
     except nbformat.ValidationError as error:
         raise ValueError(f"{path}: not a readable notebook: {error.message}") from error

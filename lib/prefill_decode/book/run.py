@@ -5,6 +5,7 @@ library, the pinned versions and the machine, so a chapter is run again exactly 
 has changed. Whatever stops a run, the chapters that finished before it stay finished, earlier
 records stay as they were, and the cells that did run are kept in BUILD/failed."""
 
+import fcntl
 import json
 import logging
 import os
@@ -51,7 +52,9 @@ def run_chapter(
     finish.
     """
     done = _run_path(project, chapter, parameters, machine)
-    if done.is_file() and _has_record(project, chapter, machine) and not again:
+    record_of_run = done.with_suffix(".record")  # the digest of the record that this run saved
+    record = project.results / chapter / f"{machine.slug}.json"
+    if done.is_file() and not again and _digest(record) == _read(record_of_run):
         return done, False
     partial = done.with_suffix(".partial.ipynb")
     done.parent.mkdir(parents=True, exist_ok=True)
@@ -64,14 +67,30 @@ def run_chapter(
     except Exception as error:
         reason = _explain(error, partial, cell_timeout_s)
         raise ChapterFailure(chapter, reason, _keep(project, chapter, partial)) from error
-    if not _has_record(project, chapter, machine):
+    digest = _digest(record)
+    if not digest:
         reason = "it finished without saving its record; a chapter ends with results.save"
         raise ChapterFailure(chapter, reason, _keep(project, chapter, partial))
-    for older in done.parent.glob(f"{chapter}.*.ipynb"):
+    for older in done.parent.glob(f"{chapter}.*"):
         if older != partial:
             older.unlink()
     partial.rename(done)
+    record_of_run.write_text(digest)
     return done, True
+
+
+@contextmanager
+def measuring_alone(project: Project) -> Iterator[None]:
+    """Hold the build folder while measuring. ValueError when another run holds it."""
+    with (project.build / "measuring.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ValueError(
+                f"another run is measuring into {project.build}, and two would disturb each other; "
+                "wait for it to end"
+            ) from error
+        yield
 
 
 def check_outputs(notebook: nbformat.NotebookNode) -> None:
@@ -83,13 +102,17 @@ def check_outputs(notebook: nbformat.NotebookNode) -> None:
                 raise ValueError(f"cell {cell.id} failed or wrote to stderr: {words.strip()[:200]}")
 
 
-def _has_record(project: Project, chapter: str, machine: Machine) -> bool:
-    """Whether this machine's record of the chapter is there and can be read."""
+def _digest(record: Path) -> str:
+    """Of a record that can be read; empty when there is none."""
     try:
-        load(project.results / chapter / f"{machine.slug}.json")
+        load(record)
     except ValueError:
-        return False
-    return True
+        return ""
+    return sha256(record.read_bytes()).hexdigest()
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.is_file() else "never"
 
 
 def _execute(
@@ -129,7 +152,12 @@ def private_kernel() -> Iterator[None]:
         kernel.mkdir(parents=True)
         argv = [sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher"]
         spec = {
-            "argv": [*argv, "--log-level=40", "-f", "{connection_file}"],  # errors only
+            "argv": [
+                *argv,
+                "--log-level=50",
+                "-f",
+                "{connection_file}",
+            ],  # it is killed or interrupted at times
             "display_name": "Python 3",
             "language": "python",
         }

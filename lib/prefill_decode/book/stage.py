@@ -14,7 +14,7 @@ import nbformat
 import yaml
 
 from prefill_decode.book.pages import claims_table, fill, phases_figure, provenance, results_page
-from prefill_decode.book.project import Project, read_notebook
+from prefill_decode.book.project import Project, read_notebook, read_yaml
 from prefill_decode.book.run import check_outputs
 from prefill_decode.results import Record
 
@@ -47,8 +47,8 @@ def stage(
     source = project.build / "src"
     shutil.rmtree(source, ignore_errors=True)
     (source / "notebooks").mkdir(parents=True)
-    config = yaml.safe_load((project.root / "_config.yml").read_text(encoding="utf-8"))
-    original_url = config["repository"]["url"]
+    config = read_yaml(project.root / "_config.yml")
+    original_url = project.repository_url()
     url = repository_url or original_url
     config["repository"]["url"] = url
     (source / "_config.yml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
@@ -70,7 +70,7 @@ def stage(
         nbformat.write(published, source / "notebooks" / f"{chapter}.ipynb")
     figure = phases_figure(records, prefer_slug=slug)
     parts = {
-        "claims": claims_table(project, records, "../notebooks", "ipynb"),
+        "claims": claims_table(project, records, "../notebooks"),
         "phases-figure": figure._repr_html_() if figure else "",
         "results": results_page(project, records),
         "repository": url,

@@ -39,6 +39,11 @@ class Engine:
         capacity_tokens: int = 2048,
         seed: int = 0,
     ) -> None:
+        if num_slots < 1 or capacity_tokens < 1:
+            raise ValueError(
+                f"an engine needs at least one slot and one token in it; got num_slots={num_slots} "
+                f"and capacity_tokens={capacity_tokens}"
+            )
         self.model = model
         self.device = device
         self.weights = random_weights(model, device, seed)
@@ -63,6 +68,7 @@ class Engine:
 
     def release(self, slot: int) -> None:
         """Forget a sequence: its slot is free for the next."""
+        self._check_slot(slot)
         self.cache.lengths[slot] = 0
 
     def priced(self, chunks: Sequence[SequenceChunk]) -> list[Chunk]:
@@ -119,19 +125,24 @@ class Engine:
     def _check(self, chunks: Sequence[SequenceChunk]) -> None:
         if not chunks:
             raise ValueError("a step needs at least one chunk; got an empty batch")
-        num_slots = len(self.cache.lengths)
         seen: set[int] = set()
         for chunk in chunks:
-            if not 0 <= chunk.slot < num_slots:
-                raise ValueError(f"slot must be from 0 to {num_slots - 1}; got {chunk.slot}")
+            self._check_slot(chunk.slot)
             if chunk.slot in seen:
                 raise ValueError(f"a step runs one chunk a slot; got slot {chunk.slot} twice")
             seen.add(chunk.slot)
             self._check_tokens(chunk)
 
+    def _check_slot(self, slot: int) -> None:
+        num_slots = len(self.cache.lengths)
+        if not 0 <= slot < num_slots:
+            raise ValueError(f"slot must be from 0 to {num_slots - 1}; got {slot}")
+
     def _check_tokens(self, chunk: SequenceChunk) -> None:
         if not len(chunk.token_ids):
             raise ValueError(f"a chunk needs at least one token; slot {chunk.slot} got none")
+        if not all(isinstance(token, int) for token in chunk.token_ids):
+            raise ValueError(f"token ids are whole numbers; slot {chunk.slot} got others")
         if min(chunk.token_ids) < 0 or max(chunk.token_ids) >= self.model.vocab_size:
             raise ValueError(
                 f"token ids must be from 0 to {self.model.vocab_size - 1}; slot {chunk.slot} got "

@@ -75,6 +75,8 @@ class StepRunner:
         device: str = "cpu",
         seed: int = 0,
     ) -> None:
+        if not chunks or not all(chunks.values()):
+            raise ValueError("there is nothing to run: every step needs at least one chunk")
         slots = max(len(step) for step in chunks.values())
         capacity_tokens = max(
             c.cached_tokens + c.new_tokens for step in chunks.values() for c in step

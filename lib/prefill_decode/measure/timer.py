@@ -32,6 +32,7 @@ from prefill_decode.statistics import (
 )
 
 LEAST_ROUNDS = LEAST_SAMPLES
+MOST_TRIES = 2 * LEAST_ROUNDS  # rounds to run, budget or not, for the least of quiet ones
 LOOKS = (10, 20, 40, 80, 160, 320)  # quiet rounds after which it may stop early
 LOOKING_COVERAGE = 0.99
 NARROW = 0.05  # width of an interval over its median
@@ -126,8 +127,9 @@ def interleave(
 ) -> Timings:
     """Time `steps` in rounds until each one's share of a round is known or `budget_s` has passed.
 
-    At least `LEAST_ROUNDS` rounds run even when they outlast the budget: with fewer there is no
-    interval."""
+    At least `LEAST_ROUNDS` quiet rounds run even when they outlast the budget, because with fewer
+    there is no interval; after `MOST_TRIES` rounds it gives up on quiet.
+    """
     if not steps:
         raise ValueError("there is nothing to time: steps is empty")
     if not budget_s > 0:
@@ -148,9 +150,10 @@ def interleave(
             stopped_because="narrow",
             duration_s=time.perf_counter() - started_s,
         )
-        if len(disturbed) < LEAST_ROUNDS:
+        quiet = len(disturbed) - sum(disturbed)
+        if len(disturbed) < LEAST_ROUNDS or (quiet < LEAST_ROUNDS and len(disturbed) < MOST_TRIES):
             return None
-        if len(disturbed) - sum(disturbed) in LOOKS and not disturbed[-1] and _all_narrow(timings):
+        if quiet in LOOKS and not disturbed[-1] and _all_narrow(timings):
             return timings
         round_s = timings.duration_s / (len(disturbed) + 1)
         if timings.duration_s + round_s > budget_s:

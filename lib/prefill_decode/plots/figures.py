@@ -43,14 +43,14 @@ def time_against_sequences(
         _plain_ticks(axes.xaxis, counts)
         _decade_ticks(axes.yaxis)
         height_ms = arithmetic_ms[middle]
-        _label(axes, counts[middle], height_ms, "if arithmetic\nwere the limit", ORANGE, "above")
+        _label(axes, counts[middle], height_ms, "if each cost\none more step", ORANGE, "above")
         _label(axes, last, bounds_ms[-1], "least time: read everything once", BLUE, "below")
         shown = _spoken(counts, [format_seconds(interval.median) for interval in measured])
         return as_figure(
             figure,
             f"{title}. Measured times of a step by sequences in it: {shown}. For {last}, reading "
-            f"everything once takes at least {format_seconds(bounds_ms[-1] * MS)}; if arithmetic "
-            f"were the limit it would take {format_seconds(arithmetic_ms[-1] * MS)}.",
+            f"everything once takes at least {format_seconds(bounds_ms[-1] * MS)}; if each cost as "
+            f"much as the first, they would take {format_seconds(arithmetic_ms[-1] * MS)}.",
         )
 
 
@@ -99,7 +99,7 @@ def phases_on_the_roofline(points: Sequence[Mapping[str, Any]], hardware: Hardwa
     rates = [_rate(p["flops"], interval_of(p["time_s"])) for p in points]
     decode, prefill = rates[0].median / GFLOP, rates[-1].median / GFLOP
     ridge, ceiling = hardware.ridge_flops_per_byte, hardware.peak_flops_per_s / GFLOP
-    title = f"Prefill computes {format_significant(prefill / decode, 2)} times as fast as decode"
+    title = f"Prefill does {format_significant(prefill / decode, 2)} times the FLOP/s of decode"
     with canvas() as figure:
         axes = figure.subplots()
         span = _log_range(intensities[0] / 1.6, intensities[-1] * 1.6)

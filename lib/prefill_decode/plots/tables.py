@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isnan
+from math import isnan, sqrt
 
 from prefill_decode.claim import Verdict
 from prefill_decode.hardware import Hardware
@@ -18,11 +18,13 @@ from prefill_decode.units import (
     seconds_unit,
 )
 
+LIMITS = {"compute": "arithmetic", "bandwidth": "memory"}
 JUDGEMENT_HEADER = (
     "what",
     "says",
     f"measured, {COVERAGE:.0%}",
     "claim expects",
+    "midpoint",
     "rival expects",
     "n",
 )
@@ -58,7 +60,7 @@ def setting_table(model: ModelSpec, machine: Machine) -> Text:
         ("machine", machine.title),
         ("model", model.name),
         ("parameters", f"{format_si(model.total_params, '')} in {model.dtype}"),
-        ("weights read in a step", format_bytes(model.weight_bytes_read)),
+        ("weights read in a step (no input embedding)", format_bytes(model.weight_bytes_read)),
         ("last-level cache", format_bytes(cache_bytes) if cache_bytes else "not reported"),
         ("keys and values of one token", format_bytes(model.kv_bytes_per_token)),
         ("threads", str(machine.threads)),
@@ -87,7 +89,7 @@ def work_table(works: Mapping[str, StepWork], hardware: Hardware) -> Text:
             format_bytes(work.total.bytes),
             format_si(work.total.flops, "FLOP"),
             format_significant(work.total.intensity_flops_per_byte),
-            work.total.limited_by(hardware),
+            LIMITS[work.total.limited_by(hardware)],
             format_seconds(work.least_time_s(hardware)),
         )
         for name, work in works.items()
@@ -142,6 +144,7 @@ def judgement_row(
         f"{SIGNS[outcome]} {outcome}",
         format_interval(measured),
         format_significant(expected),
+        format_significant(sqrt(expected) * sqrt(rival)),
         format_significant(rival),
         str(measured.n),
     )
