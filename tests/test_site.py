@@ -22,7 +22,8 @@ from tests.conftest import ROOT
 from tests.install_browser import find_browser
 
 pytestmark = pytest.mark.browser
-BUILD = ROOT / "_build" / "site-for-tests"
+BUILD = ROOT / "_build" / "site-for-tests" / "build"
+RESULTS = ROOT / "_build" / "site-for-tests" / "results"
 CHAPTERS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 PAGES = [
     "book/index.html",
@@ -57,7 +58,7 @@ def site():
                 "1",
             ),
             *("-p", "model_name=smollm2-135m"),
-            *("--build", str(BUILD), "--results", str(BUILD / "results")),
+            *("--build", str(BUILD), "--results", str(RESULTS)),
         ],
         cwd=ROOT,
         capture_output=True,
@@ -265,7 +266,7 @@ def test_launch_source_and_download_links_open_the_right_file(open_page, chapter
 def test_a_chapter_shows_its_verdict_its_provenance_and_tables_as_tables(open_page, chapter):
     page = open_page(f"notebooks/{chapter}.html")
     expect(page.locator("div.provenance")).to_contain_text("smollm2-135m, float32")
-    record = json.loads(next((BUILD / "results" / chapter).glob("*.json")).read_text())
+    record = json.loads(next((RESULTS / chapter).glob("*.json")).read_text())
     expect(page.locator("article")).to_contain_text(f"{record['verdict']['outcome']}.")
     assert page.locator("div.cell_output table").count() >= 5
     assert "| --- |" not in page.locator("article").inner_text()
