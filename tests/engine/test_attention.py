@@ -5,7 +5,12 @@ import json
 import pytest
 import torch
 
-from prefill_decode.engine.attention import BLOCK_TOKENS, decode_attention, prefill_attention
+from prefill_decode.engine.attention import (
+    BLOCK_TOKENS,
+    _fused_attention,
+    decode_attention,
+    prefill_attention,
+)
 from tests.conftest import CASES
 
 
@@ -37,14 +42,14 @@ def test_the_causal_mask_is_aligned_to_the_bottom_right_with_shared_heads():
     [(1, 0), (2, 2), (5, 0), (BLOCK_TOKENS, 0), (BLOCK_TOKENS + 1, 3), (2 * BLOCK_TOKENS + 7, 70)],
 )
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_blocks_of_queries_see_what_an_explicit_mask_shows(new, cached, kv_heads):
+def test_both_kernels_see_what_an_explicit_mask_shows(new, cached, kv_heads):
     generator = torch.Generator().manual_seed(new + cached)
     random = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)  # noqa: E731
     queries = random(new, 4, 8)
     keys, values = random(kv_heads, new + cached, 8), random(kv_heads, new + cached, 8)
-    torch.testing.assert_close(
-        prefill_attention(queries, keys, values), explicit(queries, keys, values)
-    )
+    expected = explicit(queries, keys, values)
+    torch.testing.assert_close(prefill_attention(queries, keys, values), expected)
+    torch.testing.assert_close(_fused_attention(queries, keys, values), expected)
 
 
 def test_decode_sees_only_the_tokens_that_each_sequence_has():

@@ -163,6 +163,17 @@ def test_float32_agrees_with_float64_in_both_weight_layouts(num_tokens):
     torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_follows_float64_as_closely_as_its_digits_allow(tiny_model, dtype):
+    half = Engine(tiny_model.with_dtype(dtype), num_slots=1, capacity_tokens=32, seed=5)
+    ids = [5, 60, 0, 17, 17, 3, 42]
+    half.forward([SequenceChunk(0, ids[:4])])
+    logits = half.forward([SequenceChunk(0, ids[4:])])
+    assert logits.dtype == getattr(torch, dtype)
+    expected = plain_logits(half, ids)[-1]
+    assert torch.corrcoef(torch.stack([logits[0].double(), expected]))[0, 1] > 0.999
+
+
 def test_a_damaged_cache_is_noticed(tiny_model):
     """The law's own control: if it held with a wrong key too, it would show nothing."""
     engine = Engine(tiny_model, num_slots=1, capacity_tokens=32, seed=1)

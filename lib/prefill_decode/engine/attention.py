@@ -19,16 +19,7 @@ def prefill_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """One sequence's chunk. [n, H, D] over [K, T, D], the new tokens being the last n of T."""
     if queries.device.type == "cpu":
         return _attention_in_blocks(queries, keys, values)
-    new_tokens, num_heads, _ = queries.shape
-    num_kv_heads, total_tokens, _ = keys.shape
-    attended = functional.scaled_dot_product_attention(
-        queries.transpose(0, 1)[None],  # [1, H, n, D]
-        keys[None],
-        values[None],
-        attn_mask=causal_lower_right(new_tokens, total_tokens),
-        enable_gqa=num_heads != num_kv_heads,
-    )
-    return attended[0].transpose(0, 1)  # [n, H, D]
+    return _fused_attention(queries, keys, values)
 
 
 def decode_attention(
@@ -67,3 +58,17 @@ def _attention_in_blocks(queries: Tensor, keys: Tensor, values: Tensor) -> Tenso
             mixed.view(num_kv_heads, groups, block, head_dim).permute(2, 0, 1, 3).flatten(1, 2)
         )
     return attended
+
+
+def _fused_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """The same by torch's fused kernel, which accelerators have for the bottom-right mask."""
+    new_tokens, num_heads, _ = queries.shape
+    num_kv_heads, total_tokens, _ = keys.shape
+    attended = functional.scaled_dot_product_attention(
+        queries.transpose(0, 1)[None],  # [1, H, n, D]
+        keys[None],
+        values[None],
+        attn_mask=causal_lower_right(new_tokens, total_tokens),
+        enable_gqa=num_heads != num_kv_heads,
+    )
+    return attended[0].transpose(0, 1)  # [n, H, D]
