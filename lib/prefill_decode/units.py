@@ -5,10 +5,10 @@ These factors convert once, where a number is read from a datasheet or shown to 
 
 from math import isnan
 
-KB, MB, GB, TB = 1e3, 1e6, 1e9, 1e12
+GB = 1e9
 GIB = 2**30  # only for "does it fit": memory is sold in GiB
-MS, US = 1e-3, 1e-6
-GFLOP, TFLOP = 1e9, 1e12
+MS = 1e-3
+GFLOP = 1e9
 
 _TIME_STEPS = [(1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")]
 _SI_STEPS = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "")]
