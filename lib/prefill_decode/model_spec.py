@@ -1,27 +1,29 @@
-"""ModelSpec: a model's shape, and the counts that follow from it.
+"""ModelSpec: a decoder's shape, and the counts that follow from it.
 
-Read from a Hugging Face config.json. The counts say how many parameters are stored, how many take
-part in a matrix product for each token, and how many bytes of keys and values each token leaves
-in the cache.
-
-Counts:  dense Llama-like decoders: grouped-query attention, SwiGLU, RMSNorm, tied or untied output
-         matrix, biases on Q, K and V (Qwen2), norms on Q and K heads (Qwen3).
-Refuses: every other architecture, by name. A guess would be wrong silently.
-Source:  the model code in Hugging Face transformers; the tests compare with published totals.
+Counts:  stored, active and multiplied parameters, bytes of weights, FLOPs of a token, bytes of keys
+         and values, for dense layers and mixtures of experts, for multi-head, grouped, multi-query
+         and latent attention, with or without windows.
+Ignores: vision and audio towers, next-token-prediction modules, buffers that are no parameters
+         (rotary tables, DeepSeek-V3's router correction), the scales of int4, int8 and fp8 weights.
+Words:   total      every stored parameter once; a tied output matrix is not stored again
+         active     total less the routed experts that one token does not use
+         matmul     weights in a matrix product for one token: active layers, routers and the output
+                    matrix (once, tied or not); no embedding, norm, bias or position table
+Source:  the model code in Hugging Face transformers; the tests build each family there and compare.
 """
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from importlib.resources import files
-from math import inf
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from prefill_decode.did_you_mean import did_you_mean
-
 BYTES_PER_VALUE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+# Layers' matrices only; embedding, output matrix, norms, biases and KV cache stay in bfloat16.
+# mxfp4 is 4 bits and an 8-bit scale for 32 values, for routed experts alone, as gpt-oss stores them
+# (Rouhani et al., "Microscaling Data Formats for Deep Learning", 2023).
+QUANTIZED_BYTES = {"fp8": 1, "int8": 1, "int4": 0.5, "mxfp4": 17 / 32}
+DTYPES = (*BYTES_PER_VALUE, *QUANTIZED_BYTES)
 LARGEST_COUNT = 2**40
+MOST_LAYERS = 10_000
 SIZES = (
     "num_layers",
     "hidden_size",
@@ -31,24 +33,80 @@ SIZES = (
     "head_dim",
     "vocab_size",
 )
-# Keys that change the counts, with the values that leave them as they are; others are refused.
-HARMLESS = {
-    "attention_bias": (None, False),
-    "mlp_bias": (None, False),
-    "quantization_config": (None,),
-    "hidden_act": (None, "silu"),
-    "num_experts": (None, 0),
-    "num_local_experts": (None, 0),
-    "partial_rotary_factor": (None, 1, 1.0),
-    "tie_word_embeddings": (None, False, True),
-}
-# model_type: (biases on Q, K and V; norms on the heads of Q and K)
-ARCHITECTURES = {
-    "llama": (False, False),
-    "mistral": (False, False),
-    "qwen2": (True, False),
-    "qwen3": (False, True),
-}
+POSITIONS = ("rotary", "partly rotary", "learned", "ALiBi")
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The MLPs of a mixture-of-experts layer; `intermediate_size` is the width of one expert."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    shared_intermediate_size: int = 0  # summed over the experts that every token uses
+    shared_gate: bool = False  # one weight a hidden value, in front of the shared expert
+    biases: bool = False  # of the router and of every expert
+    dense_layers: tuple[int, ...] = ()  # layers with one ordinary MLP instead
+
+    def __post_init__(self) -> None:
+        for name in ("num_experts", "experts_per_token", "intermediate_size"):
+            check_count(getattr(self, name), name, "experts")
+        if self.experts_per_token > self.num_experts:
+            raise ValueError(
+                "a token cannot use more experts than there are; got experts_per_token "
+                f"{self.experts_per_token} of num_experts {self.num_experts}"
+            )
+
+    def expected_distinct(self, tokens: int) -> float:
+        """Experts of one layer that a step of so many tokens wakes: E (1 - (1 - k/E)^tokens).
+
+        Takes each token's k experts as drawn uniformly and independently of other tokens'. Real
+        routers prefer some experts, which wakes fewer."""
+        share = self.experts_per_token / self.num_experts
+        return float(self.num_experts * (1 - (1 - share) ** tokens))
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Multi-head latent attention: a token caches one latent vector and one rotary key a layer.
+
+    Source: DeepSeek-AI, "DeepSeek-V2" (2024), section 2.1."""
+
+    query_rank: int | None  # None: queries straight from the hidden values
+    kv_rank: int
+    nope_head_dim: int  # of a head's query and key, the part without positions
+    rope_head_dim: int  # and the rotary part, whose key all heads share
+    value_head_dim: int
+
+    def __post_init__(self) -> None:
+        for name in ("kv_rank", "nope_head_dim", "rope_head_dim", "value_head_dim"):
+            check_count(getattr(self, name), name, "latent attention")
+        if self.query_rank is not None:
+            check_count(self.query_rank, "query_rank", "latent attention")
+
+    @property
+    def query_head_dim(self) -> int:
+        return self.nope_head_dim + self.rope_head_dim
+
+    @property
+    def cached_size(self) -> int:
+        """Values that one token leaves in the cache of one layer, for keys and values together."""
+        return self.kv_rank + self.rope_head_dim
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Parameters that no matrix product uses, beside the biases of Q, K, V and the head norms."""
+
+    norms_per_layer: int = 2
+    norm_biases: bool = False  # LayerNorm as GPT-2 has it: a bias beside each gain
+    attention_out_bias: bool = False
+    mlp_bias: bool = False
+    separate_head_norms: bool = False  # a gain for every head of Q and K, not one for all heads
+    attention_sinks: bool = False  # one logit a query head
+    embedding_norm: bool = False
+    position_rows: int = 0  # of a learned table
+    lm_head_bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,44 +114,90 @@ class ModelSpec:
     name: str
     num_layers: int
     hidden_size: int
-    intermediate_size: int
+    intermediate_size: int  # of dense layers; experts have their own
     num_heads: int
     num_kv_heads: int
-    head_dim: int
+    head_dim: int  # of queries and keys
     vocab_size: int
     tied_embeddings: bool
     qkv_bias: bool = False
     qk_norm: bool = False
     rope_theta: float = 10_000.0
     norm_epsilon: float = 1e-6
-    dtype: str = "bfloat16"  # of the weights and of the KV cache
+    dtype: str = "bfloat16"  # of the weights and, unless they are quantized, of the KV cache
+    windows: tuple[int | None, ...] | None = None  # tokens a layer sees; None: all before
+    experts: Experts | None = None
+    latent: LatentAttention | None = None
+    gated_mlp: bool = True  # gate, up and down; False: up and down
+    rms_norm: bool = True  # False: LayerNorm
+    positions: str = "rotary"
+    vectors: Vectors = field(default_factory=Vectors)
+    beyond_llama: str = ""  # in words, what else sets its arithmetic apart; no parameters in it
 
     def __post_init__(self) -> None:
-        for field in SIZES:
-            _check_count(getattr(self, field), field, self.name)
+        for size in SIZES:
+            check_count(getattr(self, size), size, self.name)
+        if self.num_layers > MOST_LAYERS:
+            raise ValueError(
+                f"{self.name}: num_layers must be at most {MOST_LAYERS}; got {self.num_layers}"
+            )
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"{self.name}: query heads share KV heads evenly, so num_heads must be a "
                 f"multiple of "
                 f"num_kv_heads; got {self.num_heads} and {self.num_kv_heads}"
             )
-        if self.head_dim % 2:
+        if self.positions == "rotary" and self.head_dim % 2:
             raise ValueError(
                 f"{self.name}: rotary embedding turns pairs, so head_dim must be even; "
                 f"got {self.head_dim}"
             )
-        if self.dtype not in BYTES_PER_VALUE:
+        if self.positions not in POSITIONS:
+            raise ValueError(f"positions must be one of {POSITIONS}; got {self.positions!r}")
+        self._check_dtype()
+        self._check_windows()
+
+    def _check_dtype(self) -> None:
+        if self.dtype not in DTYPES:
             raise ValueError(
-                f"{self.name}: dtype must be one of {', '.join(BYTES_PER_VALUE)}; got "
-                f"{self.dtype!r}"
+                f"{self.name}: dtype must be one of {', '.join(DTYPES)}; got {self.dtype!r}"
             )
+        if self.dtype == "mxfp4" and self.experts is None:
+            raise ValueError(
+                f"{self.name}: mxfp4 stores routed experts and this model has none; take int4"
+            )
+
+    def _check_windows(self) -> None:
+        if self.windows is None:
+            return
+        if len(self.windows) != self.num_layers:
+            raise ValueError(
+                f"{self.name}: windows are one a layer; got {len(self.windows)} for "
+                f"{self.num_layers} layers"
+            )
+        for window in set(self.windows) - {None}:
+            check_count(window, "a sliding window", self.name)
 
     def with_dtype(self, dtype: str) -> "ModelSpec":
         return replace(self, dtype=dtype)
 
+    # Bytes of one value.
+
     @property
-    def bytes_per_weight(self) -> int:
-        return BYTES_PER_VALUE[self.dtype]
+    def bytes_per_value(self) -> int:
+        """Of what is never quantized: KV cache, activations, embedding, norms, biases."""
+        return BYTES_PER_VALUE.get(self.dtype, 2)
+
+    @property
+    def bytes_per_expert_weight(self) -> float:
+        return QUANTIZED_BYTES.get(self.dtype, self.bytes_per_value)
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """Of a layer's matrices other than routed experts."""
+        return self.bytes_per_value if self.dtype == "mxfp4" else self.bytes_per_expert_weight
+
+    # Matrices of one layer.
 
     @property
     def query_size(self) -> int:
@@ -101,18 +205,87 @@ class ModelSpec:
 
     @property
     def kv_size(self) -> int:
-        """Width of the keys of one token in one layer; the values are as wide."""
+        """Width of the keys of one token in one layer, one head's values as wide."""
         return self.num_kv_heads * self.head_dim
 
     @property
-    def layer_params(self) -> int:
-        """Weights of one layer that take part in matrix products."""
-        attention = self.hidden_size * (2 * self.query_size + 2 * self.kv_size)
-        return attention + 3 * self.hidden_size * self.intermediate_size
+    def value_head_dim(self) -> int:
+        return self.latent.value_head_dim if self.latent else self.head_dim
+
+    @property
+    def attended_size(self) -> int:
+        """Width of the attention's result: every query head's mixture of values."""
+        return self.num_heads * self.value_head_dim
+
+    @property
+    def qkv_params(self) -> int:
+        """Matrices that make queries, keys and values; with latent attention all four of them."""
+        if self.latent is None:
+            return self.hidden_size * (self.query_size + 2 * self.kv_size)
+        latent = self.latent
+        queries = self.hidden_size * self.query_size
+        if latent.query_rank is not None:
+            queries = latent.query_rank * (self.hidden_size + self.query_size)
+        return queries + self.hidden_size * latent.cached_size + self.kv_expansion_params
+
+    @property
+    def kv_expansion_params(self) -> int:
+        """Latent attention's matrix from one token's latent to all heads' keys and values."""
+        if self.latent is None:
+            return 0
+        widths = self.latent.nope_head_dim + self.latent.value_head_dim
+        return self.latent.kv_rank * self.num_heads * widths
+
+    @property
+    def attention_out_params(self) -> int:
+        return self.attended_size * self.hidden_size
+
+    def mlp_params(self, intermediate_size: int) -> int:
+        return (3 if self.gated_mlp else 2) * self.hidden_size * intermediate_size
+
+    @property
+    def expert_params(self) -> int:
+        """Matrices of one routed expert."""
+        return self.mlp_params(self.experts.intermediate_size) if self.experts else 0
+
+    @property
+    def router_params(self) -> int:
+        """One column an expert, and one for the gate of the shared expert where there is one."""
+        if self.experts is None:
+            return 0
+        return self.hidden_size * (self.experts.num_experts + self.experts.shared_gate)
+
+    @property
+    def num_expert_layers(self) -> int:
+        if self.experts is None:
+            return 0
+        return self.num_layers - sum(i < self.num_layers for i in self.experts.dense_layers)
+
+    @property
+    def num_dense_layers(self) -> int:
+        return self.num_layers - self.num_expert_layers
+
+    # Parameters of the whole model.
+
+    def _block_params(self, experts_counted: int) -> int:
+        """Matrices of all layers, with so many routed experts counted in each expert layer."""
+        attention = self.num_layers * (self.qkv_params + self.attention_out_params)
+        dense = self.num_dense_layers * self.mlp_params(self.intermediate_size)
+        if self.experts is None:
+            return attention + dense
+        shared = self.mlp_params(self.experts.shared_intermediate_size)
+        mixture = experts_counted * self.expert_params + shared + self.router_params
+        return attention + dense + self.num_expert_layers * mixture
 
     @property
     def block_params(self) -> int:
-        return self.num_layers * self.layer_params
+        """Weights of all layers that take part in a matrix product for one token."""
+        return self._block_params(self.experts.experts_per_token if self.experts else 0)
+
+    @property
+    def layer_params(self) -> int:
+        """The same of one layer; the mean, where layers differ."""
+        return self.block_params // self.num_layers
 
     @property
     def lm_head_params(self) -> int:
@@ -125,140 +298,191 @@ class ModelSpec:
         return self.block_params + self.lm_head_params
 
     @property
+    def routed_params(self) -> int:
+        """Matrices of all routed experts of all layers, used or not."""
+        num_experts = self.experts.num_experts if self.experts else 0
+        return self.num_expert_layers * num_experts * self.expert_params
+
+    @property
     def total_params(self) -> int:
-        """Every stored parameter once: matrices, embedding, norms, biases."""
-        norms = (2 * self.num_layers + 1) * self.hidden_size
-        head_norms = self.num_layers * 2 * self.head_dim * self.qk_norm
-        biases = self.num_layers * (self.query_size + 2 * self.kv_size) * self.qkv_bias
+        """Every stored parameter once: matrices, embedding, norms, biases, tables."""
         embeddings = self.lm_head_params * (1 if self.tied_embeddings else 2)
-        return self.block_params + embeddings + norms + head_norms + biases
+        blocks = self._block_params(self.experts.num_experts if self.experts else 0)
+        return blocks + embeddings + self._vector_params()
+
+    @property
+    def active_params(self) -> int:
+        """All parameters but the routed experts that one token does not use."""
+        if self.experts is None:
+            return self.total_params
+        unused = self.experts.num_experts - self.experts.experts_per_token
+        unused_params = unused * (self.expert_params + self._expert_bias_params())
+        return self.total_params - self.num_expert_layers * unused_params
+
+    def _vector_params(self) -> int:
+        vectors = self.vectors
+        norm = self.hidden_size * (1 + vectors.norm_biases)
+        layer = vectors.norms_per_layer * norm + self._attention_vector_params()
+        mlp_bias = self._mlp_bias_params(self.intermediate_size) * vectors.mlp_bias
+        around = norm * (1 + vectors.embedding_norm) + vectors.position_rows * self.hidden_size
+        return (
+            self.num_layers * layer
+            + self.num_dense_layers * mlp_bias
+            + self.num_expert_layers * self._mixture_bias_params()
+            + around
+            + self.vocab_size * vectors.lm_head_bias
+        )
+
+    def _attention_vector_params(self) -> int:
+        biases = (self.query_size + 2 * self.kv_size) * self.qkv_bias
+        biases += self.hidden_size * self.vectors.attention_out_bias
+        separate = self.vectors.separate_head_norms
+        norms = (self.query_size + self.kv_size if separate else 2 * self.head_dim) * self.qk_norm
+        if self.latent is not None:  # one norm on each latent vector
+            norms += self.latent.kv_rank + (self.latent.query_rank or 0)
+        return biases + norms + self.num_heads * self.vectors.attention_sinks
+
+    def _mlp_bias_params(self, intermediate_size: int) -> int:
+        return (1 + self.gated_mlp) * intermediate_size + self.hidden_size
+
+    def _expert_bias_params(self) -> int:
+        if self.experts is None or not self.experts.biases:
+            return 0
+        return self._mlp_bias_params(self.experts.intermediate_size)
+
+    def _mixture_bias_params(self) -> int:
+        """Biases of one expert layer: of the router and of every expert."""
+        if self.experts is None or not self.experts.biases:
+            return 0
+        return self.experts.num_experts * (1 + self._expert_bias_params())
+
+    # Bytes of weights, FLOPs of a token.
 
     @property
     def weight_bytes(self) -> int:
-        return self.total_params * self.bytes_per_weight
+        routed = self.routed_params
+        blocks = self._block_params(self.experts.num_experts if self.experts else 0) - routed
+        rest = self.total_params - blocks - routed
+        matrices = blocks * self.bytes_per_weight + routed * self.bytes_per_expert_weight
+        return int(matrices + rest * self.bytes_per_value)
 
     @property
     def weight_bytes_read(self) -> int:
-        """Bytes of weights that one step reads; the input embedding gives only single rows."""
-        return self.matmul_params * self.bytes_per_weight
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return 2 * self.num_layers * self.kv_size * self.bytes_per_weight
+        """Bytes of weights that a step of one token reads; an embedding gives only single rows."""
+        used = self.experts.experts_per_token if self.experts else 0
+        routed = self.num_expert_layers * used * self.expert_params
+        matrices = (self.block_params - routed) * self.bytes_per_weight
+        matrices += routed * self.bytes_per_expert_weight
+        return int(matrices + self.lm_head_params * self.bytes_per_value)
 
     @property
     def linear_flops_per_token(self) -> int:
+        """One multiplication and one addition for each weight in a matrix product."""
         return 2 * self.matmul_params
 
+    # Attention over a context.
 
-def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
-    """ModelSpec of a Hugging Face config.json, already parsed. ValueError names what is wrong."""
-    if not isinstance(config, Mapping):
-        raise ValueError(f"{name}: a config is an object; got a {type(config).__name__}")
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        raise ValueError(
-            f"{name}: model_type must be one of {', '.join(ARCHITECTURES)}; got {model_type!r}. "
-            "Other architectures are counted differently, so they are refused and not guessed"
-        )
-    for key, harmless in HARMLESS.items():
-        ignored = key == "attention_bias" and model_type == "qwen2"  # it has its own
-        if config.get(key) not in harmless and not ignored:
-            raise ValueError(f"{name}: {key} is not counted yet; got {config[key]!r}")
-    if _window_in_use(config):
-        raise ValueError(
-            f"{name}: sliding-window attention is not counted yet; got sliding_window="
-            f"{config.get('sliding_window')}"
-        )
-    qkv_bias, qk_norm = ARCHITECTURES[model_type]
-    num_heads = _count(config, "num_attention_heads", name)
-    hidden_size = _count(config, "hidden_size", name)
-    return ModelSpec(
-        name=name,
-        num_layers=_count(config, "num_hidden_layers", name),
-        hidden_size=hidden_size,
-        intermediate_size=_count(config, "intermediate_size", name),
-        num_heads=num_heads,
-        num_kv_heads=_count(config, "num_key_value_heads", name, num_heads),
-        head_dim=_count(config, "head_dim", name, _even_share(hidden_size, num_heads)),
-        vocab_size=_count(config, "vocab_size", name),
-        tied_embeddings=bool(_or_default(config, "tie_word_embeddings", False)),
-        qkv_bias=qkv_bias,
-        qk_norm=qk_norm,
-        rope_theta=_positive(config, "rope_theta", name, 10_000.0),
-        norm_epsilon=_positive(config, "rms_norm_eps", name, 1e-6),
-        dtype=str(_or_default(config, "dtype", _or_default(config, "torch_dtype", "bfloat16"))),
-    )
+    def window_layers(self) -> Iterator[tuple[int | None, int]]:
+        """Each window (None: full attention) and how many layers have it."""
+        windows = self.windows if self.windows is not None else (None,) * self.num_layers
+        for window in dict.fromkeys(windows):
+            yield window, windows.count(window)
 
+    def attn_flops_per_token(self, context_tokens: int) -> int:
+        """Scores and mixtures of one token that sees `context_tokens`, itself included.
 
-def read(path: Path) -> ModelSpec:
-    """ModelSpec of a config.json file, named after its folder. ValueError if unusable."""
-    path = Path(path)
-    name = path.parent.name if path.name == "config.json" else path.stem
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: a model needs a readable config.json; {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path}: a config.json holds one object; got a {type(config).__name__}")
-    return from_config(config, name)
+        2 x heads x (head_dim of keys + head_dim of values) a key, which is 4 x heads x head_dim but
+        in latent attention, counted here as the model defines it, keys and values expanded. Fewer
+        KV heads save bytes, not arithmetic."""
+        keys = sum(n * _seen(context_tokens, window) for window, n in self.window_layers())
+        return 2 * (self.query_size + self.attended_size) * keys
 
+    @property
+    def kv_values_per_token_layer(self) -> int:
+        """Values that one token leaves in the cache of one layer."""
+        return self.latent.cached_size if self.latent else 2 * self.kv_size
 
-def names() -> list[str]:
-    """Models whose configs ship with the library, smallest first."""
-    return [model.name for model in shipped()]
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes one token leaves in the cache of all layers, as long as every window holds it."""
+        return self.num_layers * self.kv_values_per_token_layer * self.bytes_per_value
 
+    def kv_bytes(self, context_tokens: int) -> int:
+        """Bytes that attention needs of one sequence of `context_tokens`."""
+        held = sum(n * _seen(context_tokens, window) for window, n in self.window_layers())
+        return held * self.kv_values_per_token_layer * self.bytes_per_value
 
-def shipped() -> list[ModelSpec]:
-    folder = files("prefill_decode") / "models"
-    paths = [Path(str(item)) for item in folder.iterdir() if item.name.endswith(".json")]
-    return sorted((read(path) for path in paths), key=lambda model: model.total_params)
+    def kv_bytes_kept_by_engine(self, context_tokens: int) -> int:
+        """Bytes that an engine keeps which ignores windows and caches every head's keys and values
+        where latent attention needs only the latent."""
+        values = 2 * self.kv_size
+        if self.latent is not None:
+            values = self.query_size + self.attended_size
+        return context_tokens * self.num_layers * values * self.bytes_per_value
 
+    # Whether our engine runs it.
 
-def get(name: str) -> ModelSpec:
-    """A shipped model by its name. ValueError names the nearest one."""
-    found = {model.name: model for model in shipped()}
-    if not isinstance(name, str) or name not in found:
-        hint = did_you_mean(name, found)
-        raise ValueError(f"model must be one of {', '.join(found)}; got {name!r}{hint}")
-    return found[name]
+    @property
+    def engine_lacks(self) -> str:
+        """What our engine lacks to run this model, in words; empty when it runs it.
+
+        It runs dense decoders with gated MLPs, RMSNorm and rotary positions. A window does not
+        stop it, but it computes and keeps the whole context."""
+        vectors = self.vectors
+        lacking = {
+            "mixtures of experts": self.experts is not None,
+            "latent attention": self.latent is not None,
+            "MLPs without a gate": not self.gated_mlp,
+            "LayerNorm": not self.rms_norm,
+            f"{self.positions} positions": self.positions != "rotary",
+            f"{self.dtype} weights": self.dtype in QUANTIZED_BYTES,
+            "attention sinks": vectors.attention_sinks,
+            "biases but on Q, K and V": vectors.attention_out_bias or vectors.mlp_bias,
+            "a norm for each head": vectors.separate_head_norms,
+            f"{vectors.norms_per_layer} norms a layer": vectors.norms_per_layer != 2,
+            self.beyond_llama: bool(self.beyond_llama),
+        }
+        return ", ".join(words for words, lacks in lacking.items() if lacks)
+
+    @property
+    def engine_runs(self) -> bool:
+        return not self.engine_lacks
 
 
-def _even_share(hidden_size: int, num_heads: int) -> int | None:
-    """The head size that follows from the hidden size; None when it does not divide."""
-    return hidden_size // num_heads if hidden_size % num_heads == 0 else None
+def figures(model: ModelSpec, context_tokens: int | None = None) -> dict[str, Any]:
+    """A model's arithmetic by name, ready for JSON; what depends on a context only with one."""
+    found: dict[str, Any] = {
+        "name": model.name,
+        "dtype": model.dtype,
+        "num_layers": model.num_layers,
+        "head_dim": model.head_dim,
+        "num_kv_heads": model.num_kv_heads,
+        "total_params": model.total_params,
+        "active_params": model.active_params,
+        "matmul_params": model.matmul_params,
+        "weight_bytes": model.weight_bytes,
+        "kv_bytes_per_token": model.kv_bytes_per_token,
+        "linear_flops_per_token": model.linear_flops_per_token,
+    }
+    if context_tokens is None:
+        return found
+    check_count(context_tokens, "context_tokens", model.name)
+    return found | {
+        "context_tokens": context_tokens,
+        "attn_flops_per_token": model.attn_flops_per_token(context_tokens),
+        "kv_bytes": model.kv_bytes(context_tokens),
+        "kv_bytes_kept_by_engine": model.kv_bytes_kept_by_engine(context_tokens),
+    }
 
 
-def _count(config: Mapping[str, Any], key: str, name: str, default: int | None = None) -> int:
-    """A positive whole number; `default` stands in for absent and null where there is one."""
-    value = _or_default(config, key, default)
-    if value is None:
-        raise ValueError(f"{name}: config.json lacks {key!r}, which the counts need")
-    return _check_count(value, key, name)
-
-
-def _check_count(value: Any, key: str, name: str) -> int:
+def check_count(value: Any, key: str, name: str) -> int:
+    """`value` if it is a positive whole number that a model can have; ValueError names `key`."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < LARGEST_COUNT:
-        raise ValueError(f"{name}: {key} must be a positive whole number; got {value!r}")
+        shown = f"{value!r:.60}" if not isinstance(value, int) or value < 10**60 else "a huge one"
+        raise ValueError(f"{name}: {key} must be a positive whole number; got {shown}")
     return value
 
 
-def _positive(config: Mapping[str, Any], key: str, name: str, default: float) -> float:
-    value = _or_default(config, key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
-        raise ValueError(f"{name}: {key} must be a positive number; got {value!r}")
-    return float(value)
-
-
-def _or_default(config: Mapping[str, Any], key: str, default: Any) -> Any:
-    """Absent and null mean the same in published configs."""
-    value = config.get(key)
-    return default if value is None else value
-
-
-def _window_in_use(config: Mapping[str, Any]) -> bool:
-    if "sliding_attention" in (config.get("layer_types") or ()):
-        return True
-    if config.get("model_type") in ("qwen2", "qwen3"):
-        return bool(config.get("use_sliding_window")) and config.get("sliding_window") is not None
-    return config.get("sliding_window") is not None
+def _seen(context_tokens: int, window: int | None) -> int:
+    """Tokens that a layer sees of a context; a window counts the present token."""
+    return context_tokens if window is None else min(context_tokens, window)

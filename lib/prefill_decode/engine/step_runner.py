@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from prefill_decode import model_spec
+from prefill_decode import hf_config
 from prefill_decode.engine.engine import Engine, SequenceChunk
 from prefill_decode.engine.linear import copies_of_weights
 from prefill_decode.engine.model import StepPlan
@@ -18,6 +18,7 @@ from prefill_decode.units import format_bytes
 
 LEAST_TIMES_CACHE = 16  # weights / last-level cache
 LEAST_CPU_LAYER_BYTES = 40e6  # a CPU starts an operation in about 10 us and reads 10 to 100 GB/s
+MOST_PARAMS = 10e9  # a larger model shows the same and takes longer to measure
 MOST_OF_MEMORY = {"cpu": 0.5, "mps": 0.5, "cuda": 0.75}
 
 
@@ -30,8 +31,8 @@ def choose_model(name: str, device: str, cache_bytes: float, memory_bytes: float
     qualifies: this device cannot decide, and the message says why."""
     dtype = _dtype_for(device)
     if name != "auto":
-        return model_spec.get(name).with_dtype(dtype)
-    models = [model.with_dtype(dtype) for model in model_spec.shipped()]
+        return hf_config.get(name).with_dtype(dtype)
+    models = [model.with_dtype(dtype) for model in hf_config.shipped() if _eligible(model)]
     dwarfing = [m for m in models if m.weight_bytes_read >= LEAST_TIMES_CACHE * cache_bytes]
     if device == "cpu":
         dwarfing = [m for m in dwarfing if m.layer_params * 4 >= LEAST_CPU_LAYER_BYTES]
@@ -51,6 +52,11 @@ def choose_model(name: str, device: str, cache_bytes: float, memory_bytes: float
             f"{format_bytes(memory_bytes)} of memory; name a smaller model to measure anyway"
         )
     return fitting[0] if device == "cpu" else fitting[-1]
+
+
+def _eligible(model: ModelSpec) -> bool:
+    """The engine runs it as the roofline prices it: windows are priced, and not run as such."""
+    return model.engine_runs and model.windows is None and model.total_params <= MOST_PARAMS
 
 
 def _dtype_for(device: str) -> str:

@@ -36,7 +36,14 @@ class Weights:
 
 
 def random_weights(model: ModelSpec, device: str, seed: int) -> Weights:
-    """Weights on `device` in the model's dtype. The same seed and device give the same weights."""
+    """Weights on `device` in the model's dtype. The same seed and device give the same weights.
+
+    ValueError for a model that the engine cannot run."""
+    if not model.engine_runs:
+        raise ValueError(
+            f"{model.name}: the engine runs dense decoders with gated MLPs, RMSNorm and rotary "
+            f"positions; it lacks {model.engine_lacks}. The roofline prices it all the same"
+        )
     dtype = getattr(torch, model.dtype)
     generator = torch.Generator(device).manual_seed(seed)
 
