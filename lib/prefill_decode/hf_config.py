@@ -673,9 +673,7 @@ def _gpt_neox(keys: Keys) -> ModelSpec:
 
 
 def _bloom(keys: Keys) -> ModelSpec:
-    vectors = Vectors(
-        norm_biases=True, attention_out_bias=True, mlp_bias=True, embedding_norm=True
-    )
+    vectors = Vectors(norm_biases=True, attention_out_bias=True, mlp_bias=True, embedding_norm=True)
     size = 4 * keys.count("hidden_size")
     return _ungated(
         keys, vectors, tied=True, intermediate_size=size, qkv_bias=True, positions="ALiBi"

@@ -426,15 +426,15 @@ class ModelSpec:
     def engine_lacks(self) -> str:
         """What our engine lacks to run this model, in words; empty when it runs it.
 
-        It runs dense decoders with gated MLPs, RMSNorm and rotary positions. A window does not
-        stop it, but it computes and keeps the whole context."""
+        It runs dense decoders with gated MLPs, RMSNorm and rotary or learned positions. Windowed
+        layers attend to their window only, but keep the whole context."""
         vectors = self.vectors
         lacking = {
             "mixtures of experts": self.experts is not None,
             "latent attention": self.latent is not None,
             "MLPs without a gate": not self.gated_mlp,
             "LayerNorm": not self.rms_norm,
-            f"{self.positions} positions": self.positions != "rotary",
+            f"{self.positions} positions": self.positions not in ("rotary", "learned"),
             f"{self.dtype} weights": self.dtype in QUANTIZED_BYTES,
             "attention sinks": vectors.attention_sinks,
             "biases but on Q, K and V": vectors.attention_out_bias or vectors.mlp_bias,

@@ -14,16 +14,17 @@ from prefill_decode.engine.attention import (
 from tests.conftest import CASES
 
 
-def explicit(queries, keys, values):
+def explicit(queries, keys, values, window=None):
     """[n, H, D] over [K, T, D], with repeated heads and a mask built entry by entry."""
     new, heads, size = queries.shape
     groups, total = heads // keys.shape[0], keys.shape[1]
     out = torch.empty_like(queries)
     for h in range(heads):
         for i in range(new):
-            seen = total - new + i + 1
-            scores = keys[h // groups, :seen] @ queries[i, h] / size**0.5
-            out[i, h] = scores.softmax(0) @ values[h // groups, :seen]
+            end = total - new + i + 1
+            seen = slice(0 if window is None else max(0, end - window), end)
+            scores = keys[h // groups, seen] @ queries[i, h] / size**0.5
+            out[i, h] = scores.softmax(0) @ values[h // groups, seen]
     return out
 
 
@@ -37,29 +38,41 @@ def test_the_causal_mask_is_aligned_to_the_bottom_right_with_shared_heads():
     torch.testing.assert_close(mixed.transpose(0, 1), wanted, rtol=0, atol=expected["abs_tol"])
 
 
+def test_a_query_that_sees_nothing_but_itself_gives_its_own_value_and_never_nan():
+    """The nearest thing to a fully masked row: no row of a step is ever without a key."""
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randn(3, 4, 8, generator=generator, dtype=torch.float64)
+    keys = torch.randn(2, 3, 8, generator=generator, dtype=torch.float64)
+    values = torch.randn(2, 3, 8, generator=generator, dtype=torch.float64)
+    mixed = prefill_attention(queries, keys, values, window=1)
+    own = values.transpose(0, 1).repeat_interleave(2, dim=1)
+    torch.testing.assert_close(mixed, own)
+
+
 @pytest.mark.parametrize(
     ("new", "cached"),
     [(1, 0), (2, 2), (5, 0), (BLOCK_TOKENS, 0), (BLOCK_TOKENS + 1, 3), (2 * BLOCK_TOKENS + 7, 70)],
 )
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_both_kernels_see_what_an_explicit_mask_shows(new, cached, kv_heads):
+@pytest.mark.parametrize("window", [None, 1, 3, BLOCK_TOKENS + 1, 10_000])
+def test_both_kernels_see_what_an_explicit_mask_shows(new, cached, kv_heads, window):
     generator = torch.Generator().manual_seed(new + cached)
     random = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)  # noqa: E731
     queries = random(new, 4, 8)
     keys, values = random(kv_heads, new + cached, 8), random(kv_heads, new + cached, 8)
-    expected = explicit(queries, keys, values)
-    torch.testing.assert_close(prefill_attention(queries, keys, values), expected)
-    torch.testing.assert_close(_fused_attention(queries, keys, values), expected)
+    expected = explicit(queries, keys, values, window)
+    torch.testing.assert_close(prefill_attention(queries, keys, values, window), expected)
+    torch.testing.assert_close(_fused_attention(queries, keys, values, window), expected)
 
 
-def test_decode_sees_only_the_tokens_that_each_sequence_has():
+@pytest.mark.parametrize("window", [None, 1, 4, 100])
+def test_decode_sees_only_the_tokens_that_each_sequence_has(window):
     generator = torch.Generator().manual_seed(0)
     queries = torch.randn(3, 4, 8, generator=generator, dtype=torch.float64)
     keys = torch.randn(3, 2, 9, 8, generator=generator, dtype=torch.float64)
     values = torch.randn(3, 2, 9, 8, generator=generator, dtype=torch.float64)
     lengths = torch.tensor([9, 1, 4])
-    visible = torch.arange(9) < lengths[:, None]
-    mixed = decode_attention(queries, keys, values, visible)
+    mixed = decode_attention(queries, keys, values, lengths, window)
     for b, length in enumerate(lengths.tolist()):
-        alone = explicit(queries[b : b + 1], keys[b, :, :length], values[b, :, :length])
+        alone = explicit(queries[b : b + 1], keys[b, :, :length], values[b, :, :length], window)
         torch.testing.assert_close(mixed[b : b + 1], alone)

@@ -9,8 +9,8 @@ import random
 import pytest
 import torch
 
-from prefill_decode.engine import Engine, SequenceChunk
-from prefill_decode.model_spec import ModelSpec
+from prefill_decode.engine import Engine, SequenceChunk, linear
+from prefill_decode.model_spec import ModelSpec, Vectors
 
 
 def plain_norm(rows, epsilon):
@@ -29,13 +29,21 @@ def plain_rotate(vector, position, theta):
     return turned
 
 
+def placed(model, vector, position):
+    rotates = model.positions == "rotary"
+    return plain_rotate(vector, position, model.rope_theta) if rotates else vector
+
+
 def plain_logits(engine, ids):
     """Logits [T, vocab] of a whole sequence, in float64."""
     model, weights = engine.model, engine.weights
     size = model.head_dim
     groups = model.num_heads // model.num_kv_heads
     hidden = weights.embedding[ids].double()
-    for layer in weights.layers:
+    if weights.positions is not None:
+        hidden = hidden + weights.positions[: len(ids)].double()
+    windows = model.windows or (None,) * model.num_layers
+    for layer, window in zip(weights.layers, windows, strict=True):
         qkv = plain_norm(hidden, model.norm_epsilon) @ layer.qkv.weight.double().T
         if layer.qkv.bias is not None:
             qkv = qkv + layer.qkv.bias.double()
@@ -48,23 +56,30 @@ def plain_logits(engine, ids):
             keys = plain_norm(keys, model.norm_epsilon)
         mixed = torch.zeros(len(ids), model.num_heads, size, dtype=torch.float64)
         for head in range(model.num_heads):
-            turned = [
-                plain_rotate(keys[t, head // groups], t, model.rope_theta) for t in range(len(ids))
-            ]
+            turned = [placed(model, keys[t, head // groups], t) for t in range(len(ids))]
             for t in range(len(ids)):
-                query = plain_rotate(queries[t, head], t, model.rope_theta)
-                scores = torch.stack([query @ turned[j] for j in range(t + 1)]) / size**0.5
-                mixed[t, head] = scores.softmax(0) @ values[: t + 1, head // groups]
+                query = placed(model, queries[t, head], t)
+                first = max(0, t + 1 - (window or t + 1))
+                scores = torch.stack([query @ turned[j] for j in range(first, t + 1)]) / size**0.5
+                mixed[t, head] = scores.softmax(0) @ values[first : t + 1, head // groups]
         hidden = hidden + mixed.view(len(ids), -1) @ layer.attention_out.weight.double().T
         normed = plain_norm(hidden, model.norm_epsilon)
-        gate = normed @ layer.gate.weight.double().T
-        up = normed @ layer.up.weight.double().T
+        gate, up = (normed @ layer.gate_up.weight.double().T).chunk(2, dim=-1)
         hidden = hidden + (gate / (1 + (-gate).exp()) * up) @ layer.down.weight.double().T
     return plain_norm(hidden, model.norm_epsilon) @ weights.lm_head.weight.double().T
 
 
 def varied(tiny_model: ModelSpec, **changes) -> ModelSpec:
     return ModelSpec(**{**tiny_model.__dict__, **changes})
+
+
+@pytest.fixture(params=["compiled kernels", "torch alone"])
+def kernels_or_not(request, monkeypatch):
+    """The law holds on both of a CPU's paths."""
+    if request.param == "torch alone":
+        monkeypatch.setattr(linear, "kernels", lambda: None)
+    elif linear.kernels() is None:
+        pytest.skip("no C++ compiler here")
 
 
 VARIANTS = [
@@ -74,11 +89,14 @@ VARIANTS = [
     {"tied_embeddings": True},
     {"qkv_bias": True},
     {"qk_norm": True},
+    {"windows": (3, None)},
+    {"windows": (1, 4), "num_kv_heads": 1},
+    {"positions": "learned", "vectors": Vectors(position_rows=32)},
 ]
 
 
 @pytest.mark.parametrize("changes", VARIANTS)
-def test_a_prompt_has_the_logits_of_the_plain_decoder(tiny_model, changes):
+def test_a_prompt_has_the_logits_of_the_plain_decoder(tiny_model, changes, kernels_or_not):
     engine = Engine(varied(tiny_model, **changes), num_slots=1, capacity_tokens=32, seed=1)
     ids = [5, 60, 0, 17, 17, 3, 42]
     logits = engine.forward([SequenceChunk(0, ids)])
@@ -88,7 +106,7 @@ def test_a_prompt_has_the_logits_of_the_plain_decoder(tiny_model, changes):
 
 @pytest.mark.parametrize("changes", VARIANTS)
 @pytest.mark.parametrize("cuts", [[7], [1] * 7, [3, 4], [1, 5, 1], [6, 1]])
-def test_any_chunking_gives_the_same_logits(tiny_model, changes, cuts):
+def test_any_chunking_gives_the_same_logits(tiny_model, changes, cuts, kernels_or_not):
     engine = Engine(varied(tiny_model, **changes), num_slots=2, capacity_tokens=32, seed=1)
     ids = [5, 60, 0, 17, 17, 3, 42]
     expected = plain_logits(engine, ids)
@@ -107,7 +125,7 @@ def greedy_alone(engine, prompt, count):
     return ids[len(prompt) :]
 
 
-def test_mixed_steps_give_every_sequence_the_tokens_it_has_alone(tiny_model):
+def test_mixed_steps_give_every_sequence_the_tokens_it_has_alone(tiny_model, kernels_or_not):
     """Prompts of unlike lengths, cut at random, decoding and prefilling in the same steps."""
     engine = Engine(tiny_model, num_slots=5, capacity_tokens=64, seed=2)
     dice = random.Random(4)
@@ -135,7 +153,7 @@ def test_mixed_steps_give_every_sequence_the_tokens_it_has_alone(tiny_model):
         assert made[slot] == greedy_alone(engine, prompt, 6)
 
 
-def test_neighbouring_slots_of_unlike_length_decode_in_one_run(tiny_model):
+def test_neighbouring_slots_of_unlike_length_decode_in_one_run(tiny_model, kernels_or_not):
     engine = Engine(tiny_model, num_slots=3, capacity_tokens=32, seed=3)
     prompts = [[1, 2, 3, 4, 5], [6], [7, 8]]
     engine.forward([SequenceChunk(slot, ids) for slot, ids in enumerate(prompts)])
@@ -146,13 +164,13 @@ def test_neighbouring_slots_of_unlike_length_decode_in_one_run(tiny_model):
 
 
 @pytest.mark.parametrize("num_tokens", [3, 40, 300])
-def test_float32_agrees_with_float64_in_both_weight_layouts(num_tokens):
-    """3 and 40 rows run packed, 300 plain; the sizes are ones that oneDNN blocks unevenly."""
+def test_float32_agrees_with_float64_in_every_way_to_multiply(num_tokens, kernels_or_not):
+    """3 rows run in the kernels or packed, 40 plain or packed, 300 plain; the sizes are uneven."""
     model = ModelSpec("m", 2, 48, 80, 6, 2, 8, 97, False, qkv_bias=True, dtype="float32")
     small = Engine(model, num_slots=1, capacity_tokens=320, seed=5)
     exact = Engine(model.with_dtype("float64"), num_slots=1, capacity_tokens=320, seed=5)
     for mine, theirs in zip(small.weights.layers, exact.weights.layers, strict=True):
-        for name in ("qkv", "attention_out", "gate", "up", "down"):
+        for name in ("qkv", "attention_out", "gate_up", "down"):
             getattr(theirs, name).weight.copy_(getattr(mine, name).weight)
         theirs.qkv.bias.copy_(mine.qkv.bias)
     exact.weights.embedding.copy_(small.weights.embedding)
@@ -164,7 +182,9 @@ def test_float32_agrees_with_float64_in_both_weight_layouts(num_tokens):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_follows_float64_as_closely_as_its_digits_allow(tiny_model, dtype):
+def test_half_precision_follows_float64_as_closely_as_its_digits_allow(
+    tiny_model, dtype, kernels_or_not
+):
     half = Engine(tiny_model.with_dtype(dtype), num_slots=1, capacity_tokens=32, seed=5)
     ids = [5, 60, 0, 17, 17, 3, 42]
     half.forward([SequenceChunk(0, ids[:4])])
@@ -255,7 +275,7 @@ def test_cuda_gives_the_logits_of_the_plain_decoder(tiny_model):
     logits = engine.forward([SequenceChunk(1, ids[4:])]).cpu().double()
     host = Engine(tiny_model.with_dtype("float32"), num_slots=1, capacity_tokens=32)
     for mine, theirs in zip(host.weights.layers, engine.weights.layers, strict=True):
-        for name in ("qkv", "attention_out", "gate", "up", "down"):
+        for name in ("qkv", "attention_out", "gate_up", "down"):
             getattr(mine, name).weight.copy_(getattr(theirs, name).weight)
     host.weights.embedding.copy_(engine.weights.embedding)
     host.weights.lm_head.weight.copy_(engine.weights.lm_head.weight)

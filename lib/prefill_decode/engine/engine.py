@@ -114,10 +114,8 @@ class Engine:
     def _decode_span(self, chunks: Sequence[SequenceChunk], row: int) -> DecodeSpan:
         tokens = [self.cache.lengths[chunk.slot] + 1 for chunk in chunks]
         longest = max(tokens)
-        visible = None
-        if min(tokens) < longest:
-            visible = torch.arange(longest, device=self.device) < self._indices(tokens)[:, None]
-        return DecodeSpan(row, row + len(chunks), chunks[0].slot, longest, visible)
+        unlike = self._indices(tokens) if min(tokens) < longest else None
+        return DecodeSpan(row, row + len(chunks), chunks[0].slot, longest, unlike)
 
     def _indices(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

@@ -1,11 +1,10 @@
-"""Linear: one weight matrix, kept in the layouts its device multiplies fastest.
+"""Linear: one weight matrix, multiplied the fastest way its device knows.
 
-On a CPU in float32 the plain product runs at the speed of memory for one row only, and batching
-would look expensive because of a kernel, not of physics. oneDNN's blocked layout, made once when
-the weight is loaded, reads it at 27, 24, 20 and 17 GB/s with 1, 2, 4 and 8 rows, where the plain
-product reaches 17, 9, 7 and 7 (medians on two cores of an EPYC that read 34 GB/s at best). From a
-few hundred rows on the plain product is 5 to 10 % faster again. The engine keeps both layouts and
-pays with memory: time is what this book measures."""
+On a CPU the plain product runs at the speed of memory for one row only, and batching would look
+expensive because of a kernel, not of physics. So a few rows go through the kernels of
+`kernels.cpp`, which read a weight once whatever the number of rows. Where those cannot be
+compiled, float32 weights are laid out once more in oneDNN's blocks, which helps from two rows on
+and costs the memory of a second copy. From some tens of rows on the plain product is as fast."""
 
 from typing import Any
 
@@ -13,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-PACKED_FOR_ROWS = (
-    16  # the batch size oneDNN lays the weight out for; as good as any from 1 to 128 rows
-)
-LEAST_PLAIN_ROWS = 256
+from prefill_decode.engine.kernels import DTYPES, NORM, PLAIN, SWIGLU, kernels
+
+MOST_KERNEL_ROWS = 32
+PACKED_FOR_ROWS = 16  # the batch size oneDNN lays the weight out for; as good as any up to 128
+LEAST_PLAIN_ROWS = 256  # above, the packed layout is 5 to 10 % slower than the plain one
 
 
 def copies_of_weights(device: str, dtype: str) -> int:
@@ -25,47 +25,56 @@ def copies_of_weights(device: str, dtype: str) -> int:
 
 
 class Linear:
-    """y = x W^T + b, with W of shape [out, in]."""
+    """y = x W^T + b, with W of shape [out, in], and what a decoder does before and after it."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight
         self.bias = bias
+        on_cpu = weight.device.type == "cpu" and weight.dtype in DTYPES
+        self.kernels = kernels() if on_cpu else None
         self.packed: Tensor | None = None
         if _packs(weight.device.type, weight.dtype):
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
 
-    def __call__(self, rows: Tensor) -> Tensor:  # [N, in] -> [N, out]
-        if self._few(rows):
-            return self._packed_product(rows, "none")
-        return functional.linear(rows, self.weight, self.bias)
-
-    def silu(self, rows: Tensor) -> Tensor:
-        """silu(y), the activation fused into the packed product."""
-        if self._few(rows):
-            return self._packed_product(rows, "swish")
-        return functional.silu(functional.linear(rows, self.weight, self.bias), inplace=True)
+    def after_norm(self, rows: Tensor, gains: Tensor, epsilon: float) -> Tensor:
+        """[N, in] -> [N, out], the rows RMS-normed first."""
+        if self.kernels and self._few(rows):
+            return self._by_kernel(rows, prologue=NORM, gains=gains, epsilon=epsilon)
+        normed = functional.rms_norm(rows, (rows.shape[-1],), gains, epsilon)
+        return self._by_torch(normed)
 
     def add_to(self, rows: Tensor, residual: Tensor) -> Tensor:
-        """residual + y, the addition fused into the product."""
-        if self._few(rows):
-            total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
-                rows, residual, self.packed, self.bias, "add"
-            )
-            return total
-        if self.bias is None:
+        """residual + y."""
+        if self.kernels and self._few(rows):
+            return self._by_kernel(rows, prologue=PLAIN, residual=residual)
+        if self.bias is None and self.packed is None:
             return torch.addmm(residual, rows, self.weight.t())
-        return residual + self(rows)
+        return residual + self._by_torch(rows)
+
+    def add_swiglu_to(self, gate_and_up: Tensor, residual: Tensor) -> Tensor:
+        """residual + y of silu(gate) * up, the halves of [N, 2 in]."""
+        if self.kernels and self._few(gate_and_up):
+            return self._by_kernel(gate_and_up, prologue=SWIGLU, residual=residual)
+        gate, up = gate_and_up.chunk(2, dim=-1)
+        return self.add_to(functional.silu(gate).mul_(up), residual)
 
     def _few(self, rows: Tensor) -> bool:
-        return self.packed is not None and rows.shape[0] < LEAST_PLAIN_ROWS
+        return rows.shape[0] <= MOST_KERNEL_ROWS
 
-    def _packed_product(self, rows: Tensor, activation: str) -> Tensor:
-        scalars: list[Any] = []
+    def _by_kernel(self, rows: Tensor, **options: Any) -> Tensor:
+        assert self.kernels is not None
+        return self.kernels.product(self.weight, rows.contiguous(), bias=self.bias, **options)
+
+    def _by_torch(self, rows: Tensor) -> Tensor:
+        if self.packed is None or rows.shape[0] >= LEAST_PLAIN_ROWS:
+            return functional.linear(rows, self.weight, self.bias)
+        no_scalars: list[Any] = []
         product: Tensor = torch.ops.mkldnn._linear_pointwise(
-            rows, self.packed, self.bias, activation, scalars, ""
+            rows, self.packed, self.bias, "none", no_scalars, ""
         )
         return product
 
 
 def _packs(device_type: str, dtype: torch.dtype) -> bool:
-    return device_type == "cpu" and dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    has_layout = torch.backends.mkldnn.is_available() and dtype == torch.float32
+    return device_type == "cpu" and has_layout and kernels() is None

@@ -37,7 +37,7 @@ class DecodeSpan:
     last: int
     first_slot: int
     longest_tokens: int
-    visible: Tensor | None  # [B, longest_tokens]; None when all are equally long
+    tokens: Tensor | None  # [B], what each slot then holds; None when all hold longest_tokens
 
 
 @dataclass(frozen=True)
@@ -52,87 +52,125 @@ class StepPlan:
 class RotaryTable:
     """Cosines and signed sines of every position, [capacity, 1, D], computed once in float64.
 
+    None where positions are learned: their table is added to the embedding instead.
     Ignores: rope_scaling, which stretches positions and changes no time.
     Source:  Su et al., "RoFormer" (2021), in the half-split form of Llama's published weights.
     """
 
     def __init__(self, model: ModelSpec, capacity_tokens: int, device: str) -> None:
+        self.turns: tuple[Tensor, Tensor] | None = None
+        if model.positions != "rotary":
+            return
         half = model.head_dim // 2
         frequencies = model.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
         angles = torch.outer(torch.arange(capacity_tokens, dtype=torch.float64), frequencies)
         dtype = getattr(torch, model.dtype)
         cosines = torch.cat([angles.cos(), angles.cos()], dim=-1)[:, None, :]
         signed_sines = torch.cat([-angles.sin(), angles.sin()], dim=-1)[:, None, :]
-        self.cosines = cosines.to(device=device, dtype=dtype)
-        self.signed_sines = signed_sines.to(device=device, dtype=dtype)
+        placed = {"device": device, "dtype": dtype}
+        self.turns = (cosines.to(**placed), signed_sines.to(**placed))
+
+    def turn(self, heads: Tensor, positions: Tensor) -> Tensor:
+        """[n, heads, D]: each pair (i, i + D/2) turned by its position's angle."""
+        if self.turns is None:
+            return heads
+        cosines, signed_sines = self.turns
+        swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
+        return (heads * cosines[positions]).addcmul_(swapped, signed_sines[positions])
 
 
 def forward(
     model: ModelSpec, weights: Weights, cache: KVCache, rotary: RotaryTable, plan: StepPlan
 ) -> Tensor:
     """Logits [S, vocab] of the sampled rows; keys and values of every row go into the cache."""
+    epsilon = model.norm_epsilon
     hidden = functional.embedding(plan.token_ids, weights.embedding)  # [N, hidden]
-    turns = (rotary.cosines[plan.positions], rotary.signed_sines[plan.positions])
+    if weights.positions is not None:
+        hidden = hidden + weights.positions[plan.positions]
     for index, layer in enumerate(weights.layers):
-        normed = _norm(model, hidden, layer.attention_norm)
-        heads = _attention(model, layer, index, normed, turns, cache, plan)
+        qkv = layer.qkv.after_norm(hidden, layer.attention_norm, epsilon)
+        heads = _attention(model, layer, index, qkv, rotary, cache, plan)
         hidden = layer.attention_out.add_to(heads, hidden)
-        normed = _norm(model, hidden, layer.mlp_norm)
-        activated = layer.gate.silu(normed).mul_(layer.up(normed))
-        hidden = layer.down.add_to(activated, hidden)
+        gate_up = layer.gate_up.after_norm(hidden, layer.mlp_norm, epsilon)
+        hidden = layer.down.add_swiglu_to(gate_up, hidden)
     if plan.sampled_rows is not None:
         hidden = hidden[plan.sampled_rows]
-    return weights.lm_head(_norm(model, hidden, weights.final_norm))
-
-
-def _norm(model: ModelSpec, rows: Tensor, gains: Tensor) -> Tensor:
-    return functional.rms_norm(rows, (rows.shape[-1],), gains, model.norm_epsilon)
+    return weights.lm_head.after_norm(hidden, weights.final_norm, epsilon)
 
 
 def _attention(
     model: ModelSpec,
     layer: LayerWeights,
     index: int,
-    rows: Tensor,
-    turns: tuple[Tensor, Tensor],
+    qkv: Tensor,
+    rotary: RotaryTable,
     cache: KVCache,
     plan: StepPlan,
 ) -> Tensor:
-    """[N, hidden] -> [N, H D], with this layer's keys and values of the new tokens cached."""
-    num_rows = rows.shape[0]
-    num_rotated = model.num_heads + model.num_kv_heads
-    heads = layer.qkv(rows).view(num_rows, num_rotated + model.num_kv_heads, model.head_dim)
-    rotated, values = heads.split([num_rotated, model.num_kv_heads], dim=1)
-    if layer.query_norm is not None and layer.key_norm is not None:
-        queries, keys = rotated.split([model.num_heads, model.num_kv_heads], dim=1)
-        rotated = torch.cat(
-            [_norm(model, queries, layer.query_norm), _norm(model, keys, layer.key_norm)], dim=1
-        )
-    queries, keys = _rotate(rotated, turns).split([model.num_heads, model.num_kv_heads], dim=1)
+    """[N, (H + 2K) D] -> [N, H D], with this layer's keys and values of the new tokens cached."""
+    keys, values = cache.keys[index], cache.values[index]
+    attended = []
+    for span in plan.spans:
+        rows = slice(span.first, span.last)
+        slots, positions = plan.slots[rows], plan.positions[rows]
+        if isinstance(span, DecodeSpan) and layer.qkv.kernels:
+            found = layer.qkv.kernels.decode_attention(
+                qkv[rows],
+                keys,
+                values,
+                rotary.turns,
+                layer.head_norms,
+                slots,
+                positions,
+                _window(model, index),
+                model.norm_epsilon,
+            )
+        else:
+            queries, new_keys, new_values = _heads(model, layer, qkv[rows], rotary, positions)
+            keys[slots, :, positions] = new_keys
+            values[slots, :, positions] = new_values
+            found = _attend(span, queries, keys, values, _window(model, index)).flatten(1)
+        attended.append(found)
+    return attended[0] if len(attended) == 1 else torch.cat(attended)
 
-    cache.keys[index][plan.slots, :, plan.positions] = keys
-    cache.values[index][plan.slots, :, plan.positions] = values
-    attended = [
-        _attend(span, queries, cache.keys[index], cache.values[index]) for span in plan.spans
-    ]
-    joined = attended[0] if len(attended) == 1 else torch.cat(attended)
-    return joined.reshape(num_rows, model.query_size)
+
+def _heads(
+    model: ModelSpec, layer: LayerWeights, qkv: Tensor, rotary: RotaryTable, positions: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [n, H, D], keys and values [n, K, D] of new tokens, normed and turned."""
+    num_rotated = model.num_heads + model.num_kv_heads
+    heads = qkv.view(len(qkv), num_rotated + model.num_kv_heads, model.head_dim)
+    rotated, values = heads.split([num_rotated, model.num_kv_heads], dim=1)
+    if layer.head_norms is not None:
+        queries, keys = rotated.split([model.num_heads, model.num_kv_heads], dim=1)
+        query_gains, key_gains = layer.head_norms
+        rotated = torch.cat(
+            [_norm(model, queries, query_gains), _norm(model, keys, key_gains)], dim=1
+        )
+    turned = rotary.turn(rotated, positions)
+    queries, keys = turned.split([model.num_heads, model.num_kv_heads], dim=1)
+    return queries, keys, values
+
+
+def _window(model: ModelSpec, layer: int) -> int | None:
+    return None if model.windows is None else model.windows[layer]
+
+
+def _norm(model: ModelSpec, rows: Tensor, gains: Tensor) -> Tensor:
+    return functional.rms_norm(rows, (rows.shape[-1],), gains, model.norm_epsilon)
 
 
 def _attend(
-    span: PrefillSpan | DecodeSpan, queries: Tensor, keys: Tensor, values: Tensor
+    span: PrefillSpan | DecodeSpan,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    window: int | None,
 ) -> Tensor:
-    rows = queries[span.first : span.last]  # [n or B, H, D]
+    """[n or B, H, D] -> the same, over what the cache holds."""
     if isinstance(span, PrefillSpan):
         seen = (span.slot, slice(None), slice(0, span.total_tokens))
-        return prefill_attention(rows, keys[seen], values[seen])
+        return prefill_attention(queries, keys[seen], values[seen], window)
     slots = slice(span.first_slot, span.first_slot + span.last - span.first)
     seen_by_all = (slots, slice(None), slice(0, span.longest_tokens))
-    return decode_attention(rows, keys[seen_by_all], values[seen_by_all], span.visible)
-
-
-def _rotate(heads: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-    """[N, heads, D]: each pair (i, i + D/2) turned by its position's angle."""
-    cosines, signed_sines = turns
-    swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
-    return (heads * cosines).addcmul_(swapped, signed_sines)
+    return decode_attention(queries, keys[seen_by_all], values[seen_by_all], span.tokens, window)

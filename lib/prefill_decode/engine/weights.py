@@ -18,18 +18,17 @@ STANDARD_DEVIATION = 0.02
 class LayerWeights:
     attention_norm: Tensor  # [hidden]
     qkv: Linear  # [(H + 2K) D, hidden]: queries, keys, values, head by head
-    query_norm: Tensor | None  # [D]
-    key_norm: Tensor | None  # [D]
+    head_norms: tuple[Tensor, Tensor] | None  # gains of the queries' and of the keys' norm, [D]
     attention_out: Linear  # [hidden, H D]
     mlp_norm: Tensor  # [hidden]
-    gate: Linear  # [ffn, hidden]
-    up: Linear  # [ffn, hidden]
+    gate_up: Linear  # [2 ffn, hidden]: all gates, then all ups
     down: Linear  # [hidden, ffn]
 
 
 @dataclass(frozen=True)
 class Weights:
     embedding: Tensor  # [vocab, hidden]
+    positions: Tensor | None  # [positions, hidden], where positions are learned
     layers: list[LayerWeights]
     final_norm: Tensor  # [hidden]
     lm_head: Linear  # [vocab, hidden]
@@ -41,8 +40,8 @@ def random_weights(model: ModelSpec, device: str, seed: int) -> Weights:
     ValueError for a model that the engine cannot run."""
     if not model.engine_runs:
         raise ValueError(
-            f"{model.name}: the engine runs dense decoders with gated MLPs, RMSNorm and rotary "
-            f"positions; it lacks {model.engine_lacks}. The roofline prices it all the same"
+            f"{model.name}: the engine runs dense decoders with gated MLPs, RMSNorm and rotary or "
+            f"learned positions; it lacks {model.engine_lacks}. The roofline prices it all the same"
         )
     dtype = getattr(torch, model.dtype)
     generator = torch.Generator(device).manual_seed(seed)
@@ -60,19 +59,19 @@ def random_weights(model: ModelSpec, device: str, seed: int) -> Weights:
         return LayerWeights(
             attention_norm=gains(model.hidden_size),
             qkv=Linear(matrix(qkv_size, model.hidden_size), bias),
-            query_norm=gains(model.head_dim) if model.qk_norm else None,
-            key_norm=gains(model.head_dim) if model.qk_norm else None,
+            head_norms=(gains(model.head_dim), gains(model.head_dim)) if model.qk_norm else None,
             attention_out=Linear(matrix(model.hidden_size, model.query_size)),
             mlp_norm=gains(model.hidden_size),
-            gate=Linear(matrix(model.intermediate_size, model.hidden_size)),
-            up=Linear(matrix(model.intermediate_size, model.hidden_size)),
+            gate_up=Linear(matrix(2 * model.intermediate_size, model.hidden_size)),
             down=Linear(matrix(model.hidden_size, model.intermediate_size)),
         )
 
+    learned = model.positions == "learned"
     embedding = matrix(model.vocab_size, model.hidden_size)
     lm_head = embedding if model.tied_embeddings else matrix(model.vocab_size, model.hidden_size)
     return Weights(
         embedding=embedding,
+        positions=matrix(model.vectors.position_rows, model.hidden_size) if learned else None,
         layers=[layer() for _ in range(model.num_layers)],
         final_norm=gains(model.hidden_size),
         lm_head=Linear(lm_head),

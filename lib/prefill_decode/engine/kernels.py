@@ -1,0 +1,211 @@
+"""Kernels: two operations of a decode step in C++, compiled for this CPU when first needed.
+
+torch's own products of a few rows do not keep the memory of a CPU busy, and each of its operations
+costs microseconds between two reads of weights. `kernels.cpp` holds what closes both gaps: a
+product that reads its weights once for any number of rows, with the norm or activation before it
+and the residual after it; and attention over the cache with rotation and cache write.
+
+Needs:   a C++ compiler (CXX, g++ or clang++) on Linux. Without one the engine runs on torch alone,
+         more slowly, and `prefill-decode doctor` says so.
+Kept in: the user's cache folder, one file for each source, compiler and CPU.
+"""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+FLAGS = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-fPIC", "-fopenmp"]
+DTYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
+PLAIN, NORM, SWIGLU = 0, 1, 2  # what happens to the rows before a product
+TILE_VALUES = 64 * 1024  # of scratch for each thread, as kernels.cpp asks
+LARGEST_HEAD = 512
+
+_POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
+_PRODUCT = [_POINTER] * 7 + [ctypes.c_double, ctypes.c_int] + [_LONG] * 3 + [ctypes.c_int]
+_ATTENTION = [_POINTER] * 11 + [ctypes.c_double] + [_LONG] * 7 + [ctypes.c_int]
+
+
+class Kernels:
+    """The compiled functions, called with tensors."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._product = {dtype: getattr(library, f"product_{n}") for dtype, n in DTYPES.items()}
+        self._attention = {dtype: getattr(library, f"attention_{n}") for dtype, n in DTYPES.items()}
+        for function in self._product.values():
+            function.argtypes, function.restype = _PRODUCT, None
+        for function in self._attention.values():
+            function.argtypes, function.restype = _ATTENTION, None
+
+    def product(
+        self,
+        weight: Tensor,  # [out, in]
+        rows: Tensor,  # [N, in], or [N, 2 in] for SWIGLU
+        *,
+        bias: Tensor | None = None,  # [out]
+        residual: Tensor | None = None,  # [N, out]
+        prologue: int = PLAIN,
+        gains: Tensor | None = None,  # [in], for NORM
+        epsilon: float = 0.0,
+    ) -> Tensor:
+        """[N, out]: residual + prologue(rows) weight^T + bias."""
+        outs, size = weight.shape
+        num_rows, threads = rows.shape[0], torch.get_num_threads()
+        assert rows.shape[1] == (2 * size if prologue == SWIGLU else size)
+        assert residual is None or (residual.shape == (num_rows, outs) and residual.is_contiguous())
+        assert weight.is_contiguous() and rows.is_contiguous() and weight.dtype == rows.dtype
+        results = torch.empty(num_rows, outs, dtype=rows.dtype)
+        tile_values = max(TILE_VALUES, 8 * size)
+        scratch = torch.empty(num_rows * size + threads * tile_values, dtype=_compute(rows.dtype))
+        self._product[rows.dtype](
+            weight.data_ptr(),
+            _address(bias),
+            rows.data_ptr(),
+            _address(gains),
+            _address(residual),
+            results.data_ptr(),
+            scratch.data_ptr(),
+            epsilon,
+            prologue,
+            num_rows,
+            size,
+            outs,
+            threads,
+        )
+        return results
+
+    def decode_attention(
+        self,
+        qkv: Tensor,  # [B, (H + 2K) D]: not yet normed or turned
+        keys: Tensor,  # [slots, K, capacity, D]
+        values: Tensor,
+        turns: tuple[Tensor, Tensor] | None,  # cosines and signed sines, [capacity, 1, D]
+        norms: tuple[Tensor, Tensor] | None,  # gains of the queries' and the keys' norm, [D]
+        slots: Tensor,  # [B]
+        positions: Tensor,  # [B]
+        window: int | None,
+        epsilon: float,
+    ) -> Tensor:
+        """[B, H D]: caches one new key and value for each sequence and attends to all it sees."""
+        batch, threads = qkv.shape[0], torch.get_num_threads()
+        _, num_kv_heads, capacity, head_dim = keys.shape
+        num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
+        assert head_dim <= LARGEST_HEAD and qkv.is_contiguous() and keys.is_contiguous()
+        assert slots.dtype == positions.dtype == torch.int64
+        attended = torch.empty(batch, num_heads * head_dim, dtype=qkv.dtype)
+        scores = torch.empty(threads * capacity, dtype=_compute(qkv.dtype))
+        cosines, sines = turns or (None, None)
+        query_norm, key_norm = norms or (None, None)
+        self._attention[qkv.dtype](
+            qkv.data_ptr(),
+            _address(query_norm),
+            _address(key_norm),
+            _address(cosines),
+            _address(sines),
+            keys.data_ptr(),
+            values.data_ptr(),
+            slots.data_ptr(),
+            positions.data_ptr(),
+            attended.data_ptr(),
+            scores.data_ptr(),
+            epsilon,
+            batch,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            capacity,
+            window or 0,
+            int(turns is not None),
+            threads,
+        )
+        return attended
+
+
+@cache
+def kernels() -> Kernels | None:
+    """The kernels compiled for this machine; None where they cannot be, see `why_not`."""
+    library = _library()
+    return library if isinstance(library, Kernels) else None
+
+
+def why_not() -> str | None:
+    """Why there are no kernels here, in a sentence; None when there are."""
+    library = _library()
+    return None if isinstance(library, Kernels) else library
+
+
+@cache
+def _library() -> Kernels | str:
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if sys.platform != "linux":
+        return f"the kernels are compiled on Linux only; this is {sys.platform}"
+    if compiler is None:
+        return "there is no C++ compiler: install g++"
+    try:
+        return Kernels(ctypes.CDLL(str(_compiled(compiler))))
+    except subprocess.CalledProcessError as error:
+        return f"{compiler} could not compile them: {_last_line(error.stderr)}"
+    except (OSError, AttributeError, subprocess.TimeoutExpired) as error:
+        return f"they could not be loaded: {error}"
+
+
+def _compiled(compiler: str) -> Path:
+    """The shared library, from the cache folder or freshly compiled into it."""
+    folder = _cache_folder()
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    mark = sha256(SOURCE.read_bytes() + version + _cpu_mark() + " ".join(FLAGS).encode())
+    path = folder / f"kernels-{mark.hexdigest()[:16]}.so"
+    if path.exists():
+        return path
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        compiled, linked = Path(scratch) / "kernels.o", Path(scratch) / "kernels.so"
+        # Linked without -fopenmp: its functions come from the runtime that torch has loaded.
+        compiling = [compiler, *FLAGS, "-c", str(SOURCE), "-o", str(compiled)]
+        linking = [compiler, "-shared", str(compiled), "-o", str(linked)]
+        for command in (compiling, linking):
+            subprocess.run(command, capture_output=True, check=True, text=True, timeout=300)
+        os.replace(linked, path)
+    return path
+
+
+def _cache_folder() -> Path:
+    """A folder of this user that can be written; a temporary one where the home cannot."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    try:
+        folder = home / "prefill-decode"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="prefill-decode-"))
+
+
+def _cpu_mark() -> bytes:
+    """What the compiler sees of this CPU: its name and its flags."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    names = ("model name", "flags", "CPU part", "Features")
+    found = {line for line in lines if line.partition("\t")[0].strip() in names}
+    return "\n".join(sorted(found)).encode()
+
+
+def _compute(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype == torch.bfloat16 else dtype
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if "error" in line] or text.splitlines()
+    return lines[0].strip() if lines else "no message"

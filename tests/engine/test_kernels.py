@@ -1,0 +1,108 @@
+"""The compiled kernels against torch, for sizes that divide by nothing."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.nn import functional
+
+from prefill_decode.engine import kernels as compiled
+from prefill_decode.engine.kernels import NORM, PLAIN, SWIGLU, Kernels, kernels
+
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-12, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(scope="module")
+def ready() -> Kernels:
+    found = kernels()
+    if found is None:
+        pytest.skip(f"no kernels here: {compiled.why_not()}")
+    return found
+
+
+def noise(*shape, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 6, 7, 13, 32])
+@pytest.mark.parametrize(("outs", "size"), [(1, 1), (3, 7), (64, 64), (129, 130), (37, 1000)])
+def test_a_product_is_torchs_for_any_sizes(ready, dtype, num_rows, outs, size):
+    weight, rows = noise(outs, size, dtype=dtype), noise(num_rows, size, dtype=dtype, seed=1)
+    bias, residual = noise(outs, dtype=dtype, seed=2), noise(num_rows, outs, dtype=dtype, seed=3)
+    found = ready.product(weight, rows, bias=bias, residual=residual, prologue=PLAIN)
+    wanted = rows.double() @ weight.double().T + bias.double() + residual.double()
+    scale = wanted.abs().max()
+    assert (found.double() - wanted).abs().max() <= TOLERANCE[dtype] * scale
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("num_rows", [1, 9])
+def test_the_norm_and_the_activation_before_a_product_are_torchs(ready, dtype, num_rows):
+    weight, gains = noise(40, 24, dtype=dtype), noise(24, dtype=dtype, seed=1)
+    rows = 30 * noise(num_rows, 24, dtype=dtype, seed=2)
+    found = ready.product(weight, rows, prologue=NORM, gains=gains, epsilon=1e-3)
+    normed = functional.rms_norm(rows.double(), (24,), gains.double(), 1e-3)
+    wanted = normed @ weight.double().T
+    assert (found.double() - wanted).abs().max() <= TOLERANCE[dtype] * wanted.abs().max()
+
+    both = 30 * noise(num_rows, 48, dtype=dtype, seed=3)  # far into both tails of the sigmoid
+    found = ready.product(weight, both, prologue=SWIGLU)
+    gate, up = both.double().chunk(2, dim=-1)
+    wanted = (functional.silu(gate) * up) @ weight.double().T
+    assert (found.double() - wanted).abs().max() <= TOLERANCE[dtype] * wanted.abs().max()
+
+
+def test_scores_far_apart_neither_overflow_nor_become_nan(ready):
+    """One key that outweighs the others by e^2000, in the place where a sum would overflow."""
+    keys = torch.zeros(1, 1, 8, 4, dtype=torch.float32)
+    values = noise(1, 1, 8, 4, dtype=torch.float32)
+    keys[0, 0, 2] = 1000.0
+    qkv = torch.cat([torch.full((1, 4), 1.0), torch.zeros(1, 4), torch.ones(1, 4)], dim=1)
+    slots, positions = torch.tensor([0]), torch.tensor([5])
+    found = ready.decode_attention(qkv, keys, values, None, None, slots, positions, None, 1e-6)
+    torch.testing.assert_close(found[0], values[0, 0, 2])
+
+
+def test_a_product_refuses_tensors_it_would_misread(ready):
+    weight, rows = noise(6, 8, dtype=torch.float32), noise(2, 8, dtype=torch.float32)
+    with pytest.raises(AssertionError):
+        ready.product(weight.T, rows)
+    with pytest.raises(AssertionError):
+        ready.product(weight, rows.double())
+    with pytest.raises(AssertionError):
+        ready.product(weight, rows, residual=noise(1, 6, dtype=torch.float32))
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_without_a_compiler_the_engine_says_so_and_runs_on_torch(tmp_path):
+    code = (
+        "from prefill_decode.engine import Engine, SequenceChunk, kernels\n"
+        "from prefill_decode.model_spec import ModelSpec\n"
+        "engine = Engine(ModelSpec('m', 1, 16, 32, 2, 1, 8, 30, False, dtype='float32'))\n"
+        "print(engine.forward([SequenceChunk(0, [1, 2])]).shape, kernels.why_not())"
+    )
+    done = run_python(code, CXX=str(tmp_path / "no-such-compiler"), XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "torch.Size([1, 30])" in done.stdout
+    assert "no-such-compiler" in done.stdout
+
+
+def test_a_second_process_finds_the_compiled_file_and_nothing_half_written(ready, tmp_path):
+    code = "from prefill_decode.engine.kernels import why_not; print(why_not())"
+    for _ in range(2):
+        done = run_python(code, XDG_CACHE_HOME=str(tmp_path))
+        assert done.stdout.strip() == "None", done.stdout + done.stderr
+    assert [path.suffix for path in (tmp_path / "prefill-decode").iterdir()] == [".so"]
