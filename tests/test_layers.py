@@ -9,6 +9,7 @@ PACKAGE = Path(__file__).parents[1] / "lib" / "prefill_decode"
 LAYERS = [  # lowest first; a part may import from lower layers and from itself
     {"did_you_mean", "units", "model_spec", "hardware", "request", "step"},
     {"roofline", "crossover", "serving_metrics", "statistics", "claim"},
+    {"kernels"},
     {"engine", "measure"},
     {"results"},
     {"plots"},
@@ -26,7 +27,7 @@ INNER_ORDER = [
     "statistics",
     "claim",
 ]
-TORCH_ALLOWED = {"engine", "measure"}
+TORCH_ALLOWED = {"kernels", "engine", "measure"}
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 

@@ -108,3 +108,11 @@ def test_an_unknown_cache_is_replaced_by_a_cautious_guess(machine):
     assert machine.cache_bytes == 32 * 2**20
     unknown = type(machine)(**{**machine.__dict__, "last_level_cache_bytes": None})
     assert unknown.cache_bytes == module.UNKNOWN_CACHE_BYTES
+
+
+def test_the_cache_of_a_large_host_is_not_taken_for_two_cores_own(machine):
+    """Seen: a virtual machine of two cores that reports the 300 MiB of its host."""
+    slice_of_host = replace(machine, cores=2, last_level_cache_bytes=300 * 2**20)
+    assert slice_of_host.cache_bytes == 32 * 2**20
+    gpu = replace(slice_of_host, device="cuda", last_level_cache_bytes=50 * 2**20)
+    assert gpu.cache_bytes == 50 * 2**20

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from prefill_decode.engine.kernels import DTYPES, NORM, PLAIN, SWIGLU, kernels
+from prefill_decode.kernels import DTYPES, NORM, PLAIN, SWIGLU, kernels
 
 MOST_KERNEL_ROWS = 32
 PACKED_FOR_ROWS = 16  # the batch size oneDNN lays the weight out for; as good as any up to 128

@@ -23,6 +23,9 @@ from prefill_decode.units import GIB
 
 DEVICES = ("cpu", "cuda", "mps")
 UNKNOWN_CACHE_BYTES = 32e6  # stands in where the system does not say: a large laptop's
+# More than any processor on sale has for each core: a machine that reports more is a slice of a
+# larger host, shows the host's whole cache and shares it with neighbours.
+MOST_CACHE_BYTES_PER_CORE = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,15 @@ class Machine:
 
     @property
     def cache_bytes(self) -> float:
-        """The last-level cache, or a cautious guess where the system does not say."""
-        return self.last_level_cache_bytes or UNKNOWN_CACHE_BYTES
+        """What a working set must dwarf: the last-level cache, as far as it can be these cores' own.
+
+        A cautious guess where the system does not say. Should neighbours leave more of a host's
+        cache than this counts, steps come out faster than memory allows, and the verdict is void.
+        """
+        reported = self.last_level_cache_bytes or UNKNOWN_CACHE_BYTES
+        if self.device != "cpu":
+            return reported
+        return min(reported, self.cores * MOST_CACHE_BYTES_PER_CORE)
 
     @property
     def slug(self) -> str:

@@ -56,12 +56,15 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def setting_table(model: ModelSpec, machine: Machine) -> Text:
     """The model and the machine this run uses, and whether the weights dwarf the cache."""
     cache_bytes = machine.last_level_cache_bytes
+    cache = format_bytes(cache_bytes) if cache_bytes else "not reported"
+    if cache_bytes and machine.cache_bytes < cache_bytes:
+        cache = f"{format_bytes(machine.cache_bytes)}, counted of a host's {cache}"
     rows = [
         ("machine", machine.title),
         ("model", model.name),
         ("parameters", f"{format_si(model.total_params, '')} in {model.dtype}"),
         ("weights read in a step (no input embedding)", format_bytes(model.weight_bytes_read)),
-        ("last-level cache", format_bytes(cache_bytes) if cache_bytes else "not reported"),
+        ("last-level cache", cache),
         ("keys and values of one token", format_bytes(model.kv_bytes_per_token)),
         ("threads", str(machine.threads)),
     ]

@@ -1,9 +1,10 @@
-"""Kernels: two operations of a decode step in C++, compiled for this CPU when first needed.
+"""Kernels: what a CPU needs beside torch, in C++, compiled for it when first needed.
 
 torch's own products of a few rows do not keep the memory of a CPU busy, and each of its operations
 costs microseconds between two reads of weights. `kernels.cpp` holds what closes both gaps: a
 product that reads its weights once for any number of rows, with the norm or activation before it
-and the residual after it; and attention over the cache with rotation and cache write.
+and the residual after it; attention over the cache with rotation and cache write; and a plain
+read, the ceiling for both.
 
 Needs:   a C++ compiler (CXX, g++ or clang++) on Linux. Without one the engine runs on torch alone,
          more slowly, and `prefill-decode doctor` says so.
@@ -45,6 +46,15 @@ class Kernels:
             function.argtypes, function.restype = _PRODUCT, None
         for function in self._attention.values():
             function.argtypes, function.restype = _ATTENTION, None
+        self._read = library.read_words
+        self._read.argtypes, self._read.restype = [_POINTER, _LONG, ctypes.c_int], ctypes.c_uint64
+
+    def read(self, values: Tensor) -> int:
+        """Reads every byte of a contiguous tensor, a multiple of 8; the sum of its 8-byte words."""
+        num_bytes = values.numel() * values.element_size()
+        assert values.is_contiguous()
+        assert num_bytes % 8 == 0
+        return int(self._read(values.data_ptr(), num_bytes // 8, torch.get_num_threads()))
 
     def product(
         self,
@@ -61,8 +71,9 @@ class Kernels:
         outs, size = weight.shape
         num_rows, threads = rows.shape[0], torch.get_num_threads()
         assert rows.shape[1] == (2 * size if prologue == SWIGLU else size)
-        assert residual is None or (residual.shape == (num_rows, outs) and residual.is_contiguous())
-        assert weight.is_contiguous() and rows.is_contiguous() and weight.dtype == rows.dtype
+        assert weight.dtype == rows.dtype
+        assert all(t is None or t.is_contiguous() for t in (weight, rows, bias, residual, gains))
+        assert residual is None or residual.shape == (num_rows, outs)
         results = torch.empty(num_rows, outs, dtype=rows.dtype)
         tile_values = max(TILE_VALUES, 8 * size)
         scratch = torch.empty(num_rows * size + threads * tile_values, dtype=_compute(rows.dtype))
@@ -99,7 +110,9 @@ class Kernels:
         batch, threads = qkv.shape[0], torch.get_num_threads()
         _, num_kv_heads, capacity, head_dim = keys.shape
         num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
-        assert head_dim <= LARGEST_HEAD and qkv.is_contiguous() and keys.is_contiguous()
+        assert head_dim <= LARGEST_HEAD
+        assert qkv.is_contiguous()
+        assert keys.is_contiguous()
         assert slots.dtype == positions.dtype == torch.int64
         attended = torch.empty(batch, num_heads * head_dim, dtype=qkv.dtype)
         scores = torch.empty(threads * capacity, dtype=_compute(qkv.dtype))

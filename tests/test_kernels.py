@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from prefill_decode.engine import kernels as compiled
-from prefill_decode.engine.kernels import NORM, PLAIN, SWIGLU, Kernels, kernels
+from prefill_decode import kernels as compiled
+from prefill_decode.kernels import NORM, PLAIN, SWIGLU, Kernels, kernels
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-12, torch.bfloat16: 2e-2}
 
@@ -89,7 +89,7 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
 
 def test_without_a_compiler_the_engine_says_so_and_runs_on_torch(tmp_path):
     code = (
-        "from prefill_decode.engine import Engine, SequenceChunk, kernels\n"
+        "from prefill_decode import kernels\nfrom prefill_decode.engine import Engine, SequenceChunk\n"
         "from prefill_decode.model_spec import ModelSpec\n"
         "engine = Engine(ModelSpec('m', 1, 16, 32, 2, 1, 8, 30, False, dtype='float32'))\n"
         "print(engine.forward([SequenceChunk(0, [1, 2])]).shape, kernels.why_not())"
@@ -101,7 +101,7 @@ def test_without_a_compiler_the_engine_says_so_and_runs_on_torch(tmp_path):
 
 
 def test_a_second_process_finds_the_compiled_file_and_nothing_half_written(ready, tmp_path):
-    code = "from prefill_decode.engine.kernels import why_not; print(why_not())"
+    code = "from prefill_decode.kernels import why_not; print(why_not())"
     for _ in range(2):
         done = run_python(code, XDG_CACHE_HOME=str(tmp_path))
         assert done.stdout.strip() == "None", done.stdout + done.stderr
