@@ -16,6 +16,7 @@ Source:  Austin et al., "How to Scale Your Model" (2025), chapters "Roofline" an
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import nan
 from typing import Any, Literal
 
@@ -53,6 +54,7 @@ class Setting:
     def __post_init__(self) -> None:
         _check_count(self.devices, "devices")
         _check_count(self.chunk.new_tokens + self.chunk.cached_tokens, "prompt and context")
+        self.accelerator.at(self.model.dtype)  # an unknown peak judges nothing
 
     @property
     def hardware(self) -> Hardware:
@@ -124,8 +126,7 @@ class Certificate:
 
     @property
     def floor_s(self) -> float:
-        """The step's least time at the data sheet's ceilings, both perfectly overlapped."""
-        return self.work.least_time_s(self.setting.hardware)
+        return floor_s(self.setting, self.batch)
 
     @property
     def least_s(self) -> float:
@@ -247,6 +248,11 @@ def certify_tokens_per_s(
     return Certificate(setting, "tokens_per_s", chosen, rate, sought)
 
 
+def floor_s(setting: Setting, batch: int) -> float:
+    """The least time of a step at the data sheet's ceilings, both perfectly overlapped."""
+    return setting.work(batch).least_time_s(setting.hardware)
+
+
 def least_s(setting: Setting, batch: int) -> float:
     """The floor of a step less what an implementation might save, never above the truth."""
     work, hardware = setting.work(batch), setting.hardware
@@ -274,15 +280,29 @@ def _spared_flops(setting: Setting) -> float:
 
 
 def _best_batch(setting: Setting, tokens_per_s: float) -> int:
-    """The smallest batch that permits the rate; where none does, the best of those that fit.
+    """The smallest batch whose floor reaches the rate, else whose least time does, else the best
+    of those that fit.
 
     The rate rises with the batch, which shares the weights, unless the weights could stay on
     chip: then one sequence already reaches the most.
     """
-    most = setting.largest_batch
-    most = MOST_COUNT if most is None else max(1, most)
-    best = _smallest(lambda batch: batch / tokens_per_s >= least_s(setting, batch), most)
-    return max(1, best, key=lambda batch: batch / least_s(setting, batch))
+    fitting = setting.largest_batch
+    most = MOST_COUNT if fitting is None else max(1, fitting)
+    for shortest_s in (floor_s, least_s):
+        reaches = partial(_reaches, setting, tokens_per_s, shortest_s)
+        batch = _smallest(reaches, most)
+        if reaches(batch):
+            return batch
+    return max(1, most, key=lambda batch: batch / least_s(setting, batch))
+
+
+def _reaches(
+    setting: Setting,
+    tokens_per_s: float,
+    shortest_s: Callable[[Setting, int], float],
+    batch: int,
+) -> bool:
+    return batch / tokens_per_s >= shortest_s(setting, batch)
 
 
 def _smallest(holds: Callable[[int], bool], most: int) -> int:
@@ -317,7 +337,7 @@ def _headline(certificate: Certificate) -> str:
     setting = certificate.setting
     batch = f"batch {certificate.batch}"
     if certificate.batch_was_sought:
-        batch += ", the " + ("smallest that permits it" if certificate.permitted else "best")
+        batch += ", the " + ("smallest that reaches it" if certificate.permitted else "best")
     return (
         f"{setting.model.name} {setting.model.dtype} on {setting.devices} x "
         f"{setting.accelerator.name}, {batch}, {_tokens(setting.chunk)}"
