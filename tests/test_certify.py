@@ -205,6 +205,15 @@ def test_weights_that_could_stay_on_the_chip_do_not_forbid():
     assert not certify_tpot(LLAMA_8B, mi300x, 20e-6).permitted
 
 
+def test_two_devices_halve_the_floor_of_both_kinds():
+    for batch in (1, 512):  # bandwidth decides, then arithmetic
+        one, two = (
+            certify_tpot(LLAMA_8B, H100, 1.0, batch=batch, devices=devices) for devices in (1, 2)
+        )
+        assert two.floor_s == pytest.approx(one.floor_s / 2)
+        assert two.setting.room_bytes == 2 * one.setting.room_bytes
+
+
 def test_more_devices_never_forbid_what_fewer_permit():
     for tpot_s in [1e-4, 1e-3, 4.4e-3, 1e-2]:
         verdicts = [
