@@ -144,6 +144,14 @@ def test_a_model_that_does_not_fit_is_a_finding_of_its_own():
     assert certify_tpot(LLAMA_8B, H100, 1.0, batch=600, context_tokens=1024).fits is False
 
 
+def test_a_rate_of_a_model_that_does_not_fit_is_judged_by_its_floor_alone():
+    wide = replace(LLAMA_8B, num_layers=400)
+    found = certify_tokens_per_s(wide, H100, 100.0)
+    assert found.permitted
+    assert found.fits is False
+    assert found.finding
+
+
 def test_a_printed_gigabyte_may_be_a_gibibyte_before_a_model_is_said_not_to_fit():
     row = replace(H100, capacity_bytes=80 * 10**9, capacity_printed="80 GB")
     assert Setting(LLAMA_8B, row, Chunk(1)).room_bytes == pytest.approx(80 * 2**30)

@@ -286,8 +286,7 @@ def _best_batch(setting: Setting, tokens_per_s: float) -> int:
     The rate rises with the batch, which shares the weights, unless the weights could stay on
     chip: then one sequence already reaches the most.
     """
-    fitting = setting.largest_batch
-    most = MOST_COUNT if fitting is None else max(1, fitting)
+    most = setting.largest_batch or MOST_COUNT  # where none fits, that is a finding of its own
     for shortest_s in (floor_s, least_s):
         reaches = partial(_reaches, setting, tokens_per_s, shortest_s)
         batch = _smallest(reaches, most)
