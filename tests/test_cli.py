@@ -10,6 +10,8 @@ import pytest
 from prefill_decode import cli, measure, results
 from tests.conftest import ROOT
 
+CERTIFY = ["certify", "--model", "llama-3.1-8b", "--accelerator", "h100-sxm"]
+
 
 def run(*words, cwd=ROOT):
     return subprocess.run(
@@ -75,6 +77,54 @@ def test_doctor_says_what_it_found_and_exits_1_for_a_finding(monkeypatch, capsys
     assert cli.main(["doctor", "--device", "cpu"]) == 0
 
 
+def test_hardware_prints_one_row_or_all_as_text_and_as_strict_json(capsys):
+    assert cli.main(["hardware", "--dtype", "fp8", "--json"]) == 0
+    rows = strict(capsys.readouterr().out)["accelerators"]
+    a100 = next(row for row in rows if row["name"] == "A100 SXM 80GB")
+    assert a100["peak_flops_per_s"] is a100["ridge_flops_per_byte"] is None
+    assert a100["dtype"] == "float8"
+    assert cli.main(["hardware", "h100-sxm", "--json"]) == 0
+    row = strict(capsys.readouterr().out)
+    assert (row["peak_flops_per_s"], row["bandwidth_bytes_per_s"]) == (989e12, 3.35e12)
+    assert cli.main(["hardware"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(rows)
+    assert cli.main(["hardware", "TPU v5e"]) == 0
+    assert "docs.cloud.google.com" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("claim", "code", "verdict"),
+    [
+        (["--tpot", "4.19ms"], 1, "forbidden"),
+        (["--tpot", "4.6ms"], 0, "permitted"),
+        (["--ttft", "0.12", "--prompt", "8192"], 1, "forbidden"),
+        (["--ttft", "0.12", "--prompt", "4096", "--context", "4096"], 0, "permitted"),
+        (["--tokens-per-s", "9500", "--batch", "64", "--context", "1024"], 1, "forbidden"),
+        (["--tokens-per-s", "9500", "--context", "1024"], 0, "permitted"),
+        (["--tpot", "4.19ms", "--devices", "2"], 0, "permitted"),
+        (["--tpot", "20s", "--batch", "999999"], 1, "permitted"),  # does not fit
+    ],
+)
+def test_certify_exits_1_for_what_physics_or_memory_forbids(claim, code, verdict, capsys):
+    assert cli.main([*CERTIFY, *claim]) == code
+    assert f"verdict: {verdict}" in capsys.readouterr().out
+    assert cli.main([*CERTIFY, *claim, "--json"]) == code
+    document = strict(capsys.readouterr().out)
+    assert document["verdict"] == verdict
+    assert document["floor_s"] == max(document["memory_floor_s"], document["compute_floor_s"])
+
+
+def test_certify_reads_a_model_from_its_config(tmp_path, capsys):
+    shipped = ROOT / "lib" / "prefill_decode" / "models" / "llama-3.1-8b.json"
+    folder = tmp_path / "llama-3.1-8b"
+    folder.mkdir()
+    (folder / "config.json").write_text(shipped.read_text(encoding="utf-8"), encoding="utf-8")
+    cli.main([*CERTIFY, "--tpot", "4ms"])
+    by_name = capsys.readouterr().out
+    cli.main([*CERTIFY, "--tpot", "4ms", "--model", str(folder / "config.json")])
+    assert capsys.readouterr().out == by_name
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -99,6 +149,23 @@ def test_doctor_says_what_it_found_and_exits_1_for_a_finding(monkeypatch, capsys
         (["run", "-p", "batch_sizes=[8]", "decode_is_bandwidth_bound"], "at least two rising"),
         (["run", "--results", "README.md/x"], "must be a folder to write to"),
         (["list", "--results", "README.md"], "no such folder"),
+        (["hardware", "h100 smx"], "did you mean H100 SXM?"),
+        (["hardware", "h100"], "could be H100 SXM, H100 PCIe"),
+        (["hardware", "--dtype", "int8"], "dtype must be one of bfloat16"),
+        ([*CERTIFY, "--tpot", "4.2min"], "such as 0.0042, 4.2ms or 300us"),
+        ([*CERTIFY, "--tpot", "-1"], "duration must be a positive number"),
+        ([*CERTIFY, "--tokens-per-s", "nan"], "tokens_per_s must be a positive number"),
+        ([*CERTIFY, "--tpot", "4ms", "--batch", "0"], "batch must be a whole number"),
+        ([*CERTIFY, "--tpot", "4ms", "--devices", "0"], "devices must be a whole number"),
+        ([*CERTIFY, "--tpot", "4ms", "--context", "-1"], "cached_tokens >= 0"),
+        ([*CERTIFY, "--tpot", "4ms", "--dtype", "float32"], "dtype must be one of bfloat16"),
+        ([*CERTIFY, "--ttft", "4ms"], "--ttft and --prompt go together"),
+        ([*CERTIFY, "--tpot", "4ms", "--prompt", "9"], "--ttft and --prompt go together"),
+        ([*CERTIFY, "--tpot", "4ms", "--ttft", "4ms"], "not allowed with"),
+        (CERTIFY, "one of the arguments --tpot --ttft --tokens-per-s is required"),
+        ([*CERTIFY, "--tpot", "4ms", "--model", "gpt-5"], "model must be one of"),
+        ([*CERTIFY, "--tpot", "4ms", "--model", "no.json"], "needs a readable config.json"),
+        ([*CERTIFY, "--tpot", "4ms", "--accelerator", "abacus"], "accelerator must be one of"),
     ],
 )
 def test_a_users_mistake_is_a_sentence_and_exit_code_2(words, message):

@@ -17,7 +17,9 @@ from prefill_decode import __version__
 
 if TYPE_CHECKING:
     from prefill_decode.book import Project
+    from prefill_decode.certify import Certificate
     from prefill_decode.measure import Machine
+    from prefill_decode.model_spec import ModelSpec
 
 FINE, FINDING, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 # Parameters of every notebook that the command sets itself.
@@ -144,6 +146,83 @@ def show_results(options: argparse.Namespace) -> int:
     else:
         print(publishing.claims_table(project, records))
     return UNUSABLE if problems else FINE
+
+
+def show_hardware(options: argparse.Namespace) -> int:
+    """Accelerators: dense peaks, bandwidth, ridge, capacity, link, power, source."""
+    from prefill_decode import hardware
+
+    dtype = hardware.check_dtype(options.dtype)
+    if options.name is not None:
+        row = hardware.accelerator(options.name)
+        if options.json:
+            _print_json(row.as_dict(dtype))
+        else:
+            print(hardware.description(row, dtype))
+        return FINE
+    rows = hardware.accelerators()
+    if options.json:
+        _print_json({"accelerators": [row.as_dict(dtype) for row in rows]})
+    else:
+        print(hardware.table(rows, dtype))
+    return FINE
+
+
+def certify(options: argparse.Namespace) -> int:
+    """Whether physics permits a claimed TPOT, TTFT or token rate, with the arithmetic."""
+    from prefill_decode import certify as certifying
+
+    certificate = _certificate(options)
+    if options.json:
+        _print_json(certificate.as_dict())
+    else:
+        print(certifying.report(certificate))
+    return FINDING if certificate.finding else FINE
+
+
+def _certificate(options: argparse.Namespace) -> "Certificate":
+    from prefill_decode import certify as certifying
+    from prefill_decode import hardware
+
+    model = _model(options.model).with_dtype(hardware.check_dtype(options.dtype))
+    row = hardware.accelerator(options.accelerator)
+    context, devices = options.context, options.devices
+    if (options.ttft is None) != (options.prompt is None):
+        raise ValueError("--ttft and --prompt go together: the time to read a prompt, its tokens")
+    if options.ttft is not None:
+        return certifying.certify_ttft(
+            model,
+            row,
+            certifying.parse_duration(options.ttft),
+            prompt_tokens=options.prompt,
+            batch=1 if options.batch is None else options.batch,
+            cached_tokens=context,
+            devices=devices,
+        )
+    if options.tpot is not None:
+        return certifying.certify_tpot(
+            model,
+            row,
+            certifying.parse_duration(options.tpot),
+            batch=1 if options.batch is None else options.batch,
+            context_tokens=context,
+            devices=devices,
+        )
+    return certifying.certify_tokens_per_s(
+        model,
+        row,
+        options.tokens_per_s,
+        batch=options.batch,
+        context_tokens=context,
+        devices=devices,
+    )
+
+
+def _model(name: str) -> "ModelSpec":
+    """A shipped model by its name, or one read from a config.json."""
+    from prefill_decode import model_spec
+
+    return model_spec.read(Path(name)) if name.endswith(".json") else model_spec.get(name)
 
 
 def _run_chapters(
@@ -317,7 +396,30 @@ def _parser() -> argparse.ArgumentParser:
     showing.add_argument(
         "--write-readme", action="store_true", help="refresh the README's table and figure"
     )
+    _add_hardware(verb("hardware", show_hardware, device=False))
+    _add_certify(verb("certify", certify, device=False))
     return parser
+
+
+def _add_hardware(added: argparse.ArgumentParser) -> None:
+    added.add_argument("name", nargs="?", metavar="NAME", help="one accelerator; all if none")
+    added.add_argument("--dtype", default="bfloat16", help="of peak and ridge (bfloat16)")
+    added.add_argument("--json", action="store_true")
+
+
+def _add_certify(added: argparse.ArgumentParser) -> None:
+    added.add_argument("--model", required=True, help="a name, or a path to a config.json")
+    added.add_argument("--accelerator", required=True, help="as `hardware` names them")
+    added.add_argument("--devices", type=int, default=1, help="how many share the model (1)")
+    added.add_argument("--dtype", default="bfloat16", help="of weights and KV cache (bfloat16)")
+    added.add_argument("--batch", type=int, help="sequences in a step (1; of a rate, any)")
+    added.add_argument("--context", type=int, default=0, help="tokens cached before the step (0)")
+    added.add_argument("--prompt", type=int, help="with --ttft: its new tokens")
+    claim = added.add_mutually_exclusive_group(required=True)
+    claim.add_argument("--tpot", metavar="TIME", help="time per output token: 0.0042, 4.2ms, 300us")
+    claim.add_argument("--ttft", metavar="TIME", help="time to first token")
+    claim.add_argument("--tokens-per-s", type=float, help="output tokens of all sequences")
+    added.add_argument("--json", action="store_true")
 
 
 if __name__ == "__main__":
