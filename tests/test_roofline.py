@@ -2,7 +2,7 @@
 
 import pytest
 
-from prefill_decode import model_spec
+from prefill_decode import hf_config
 from prefill_decode.hardware import ACCELERATORS, Hardware
 from prefill_decode.roofline import Work, step_work, telling_prompt_lengths, turning_tokens
 from prefill_decode.step import Chunk
@@ -41,7 +41,7 @@ def test_a_tiny_step_is_counted_product_by_product(tiny_model):
 
 
 def test_prefill_and_decode_lie_on_opposite_sides_of_the_ridge():
-    model = model_spec.get("llama-3.1-8b")
+    model = hf_config.get("llama-3.1-8b")
     h100 = by_name("H100 SXM")
     assert step_work(model, [Chunk(2048)]).total.limited_by(h100) == "compute"
     assert step_work(model, [Chunk(1, 2048)]).total.limited_by(h100) == "bandwidth"
@@ -49,7 +49,7 @@ def test_prefill_and_decode_lie_on_opposite_sides_of_the_ridge():
 
 def test_decode_of_llama_8b_on_h100_has_its_published_floor():
     """4.56 ms at batch 1: the speed-of-light mode of aiconfigurator gives the same."""
-    model = model_spec.get("llama-3.1-8b")
+    model = hf_config.get("llama-3.1-8b")
     floor_s = step_work(model, [Chunk(1, 1024)]).least_time_s(by_name("H100 SXM"))
     assert floor_s == pytest.approx(4.56e-3, rel=0.01)
 
@@ -97,10 +97,10 @@ def test_a_step_waits_for_each_part_in_turn(tiny_model):
 
 def test_prompts_that_tell_lie_on_both_sides_of_the_turning_point():
     laptop = Hardware("laptop", "float32", 150e9, 30e9, "made up")  # ridge 5
-    model = model_spec.get("laptop-254m").with_dtype("float32")
+    model = hf_config.get("laptop-254m").with_dtype("float32")
     assert turning_tokens(model, laptop) == 10
     assert telling_prompt_lengths(model, laptop) == [1, 4, 16, 64, 512]
-    large = model_spec.get("llama-3.1-8b")
+    large = hf_config.get("llama-3.1-8b")
     for hardware in ACCELERATORS:
         lengths = telling_prompt_lengths(large, hardware)
         assert lengths == sorted(set(lengths))

@@ -146,6 +146,18 @@ def show_results(options: argparse.Namespace) -> int:
     return UNUSABLE if problems else FINE
 
 
+def model(options: argparse.Namespace) -> int:
+    """A model's arithmetic, from a shipped name, a config.json or the folder that holds one."""
+    from prefill_decode import hf_config, model_spec
+
+    found = model_spec.figures(hf_config.find(options.model, options.dtype), options.context)
+    if options.json:
+        _print_json(found)
+    else:
+        print(model_spec.figures_text(found))
+    return FINE
+
+
 def _run_chapters(
     project: "Project",
     chapters: Sequence[str],
@@ -317,6 +329,13 @@ def _parser() -> argparse.ArgumentParser:
     showing.add_argument(
         "--write-readme", action="store_true", help="refresh the README's table and figure"
     )
+    modelling = verb("model", model, device=False)
+    modelling.add_argument("model", metavar="CONFIG|NAME", help="a config.json, or a model's name")
+    modelling.add_argument("--dtype", help="of the weights (default: the config's, else bfloat16)")
+    modelling.add_argument(
+        "--context", type=int, metavar="TOKENS", help="also price attention over so many tokens"
+    )
+    modelling.add_argument("--json", action="store_true")
     return parser
 
 
