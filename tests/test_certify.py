@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefill_decode import cli, model_spec
+from prefill_decode import cli, hf_config
 from prefill_decode.certify import (
     Setting,
     certify_tokens_per_s,
@@ -21,7 +21,7 @@ from prefill_decode.roofline import step_work
 from prefill_decode.step import Chunk
 from tests.conftest import ROOT
 
-LLAMA_8B = model_spec.get("llama-3.1-8b")
+LLAMA_8B = hf_config.get("llama-3.1-8b")
 H100, A100 = accelerator("H100 SXM"), accelerator("A100 SXM 80GB")
 # By hand from the published shapes: layers x (Q, O, K, V, then gate, up, down), output matrix.
 LLAMA_8B_LAYERS = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
@@ -40,7 +40,7 @@ def llama_2_7b():
         "num_key_value_heads": 32,
         "vocab_size": 32000,
     }
-    return model_spec.from_config(config, "llama-2-7b")
+    return hf_config.from_config(config, "llama-2-7b")
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_the_work_of_a_batch_is_that_of_its_sequences_one_by_one(tiny_model):
 @settings(max_examples=200)
 @given(
     st.sampled_from(KNOWN),
-    st.sampled_from(model_spec.shipped()),
+    st.sampled_from(hf_config.shipped()),
     st.integers(1, 600),
     st.integers(0, 9000),
     st.integers(1, 16),
@@ -205,7 +205,7 @@ def test_an_engine_that_skips_the_last_layer_of_a_prefill_is_not_forbidden(tiny_
 
 
 def test_weights_that_could_stay_on_the_chip_do_not_forbid():
-    small = model_spec.get("smollm2-135m")
+    small = hf_config.get("smollm2-135m")
     mi300x = accelerator("MI300X")
     found = certify_tpot(small, mi300x, 20e-6)
     assert found.ratio < 0.5

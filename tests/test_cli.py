@@ -176,6 +176,73 @@ def test_a_users_mistake_is_a_sentence_and_exit_code_2(words, message):
     assert done.stdout == ""
 
 
+def test_model_prints_the_figures_of_a_config_as_one_strict_document(tmp_path):
+    config = {
+        "model_type": "mixtral",
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "head_dim": None,
+        "sliding_window": None,
+        "torch_dtype": "bfloat16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = run("model", str(tmp_path), "--context", "4096", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert strict(done.stdout) == {
+        "name": tmp_path.name,
+        "dtype": "bfloat16",
+        "num_layers": 32,
+        "head_dim": 128,
+        "num_kv_heads": 8,
+        "total_params": 46_702_792_704,
+        "active_params": 12_879_925_248,
+        "matmul_params": 12_748_587_008,
+        "weight_bytes": 93_405_585_408,
+        "kv_bytes_per_token": 131_072,
+        "linear_flops_per_token": 25_497_174_016,
+        "context_tokens": 4096,
+        "attn_flops_per_token": 4 * 32 * 128 * 4096 * 32,
+        "kv_bytes": 131_072 * 4096,
+        "kv_bytes_kept_by_engine": 131_072 * 4096,
+    }
+
+
+def test_model_without_json_is_a_table(capsys):
+    assert cli.main(["model", "gpt-oss-20b", "--dtype", "mxfp4"]) == 0
+    shown = capsys.readouterr().out
+    assert "weight_bytes            13,761,264,768  13.8 GB" in shown
+    assert "context" not in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["/nowhere/config.json"], "No such file"),
+        (["tests"], "config.json"),
+        (["README.md"], "a model needs a readable config.json"),
+        (["lib/prefill_decode/record.schema.json"], "model_type must be one of"),
+        (["lama-3.1-8b"], "did you mean llama-3.1-8b?"),
+        (["llama-3.1-8b", "--context", "-4"], "context_tokens must be a positive whole number"),
+        (["llama-3.1-8b", "--context", "9" * 30], "too large"),
+        (["llama-3.1-8b", "--context", "many"], "invalid int value"),
+        (["llama-3.1-8b", "--dtype", "int3"], "dtype must be one of"),
+        ([], "required"),
+    ],
+)
+def test_a_model_that_cannot_be_priced_is_a_sentence_and_exit_code_2(words, message):
+    done = run("model", *words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
 def test_outside_a_checkout_the_command_says_so(tmp_path):
     done = run("list", cwd=tmp_path)
     assert done.returncode == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "lib" / "prefill_decode"
 LAYERS = [  # lowest first; a part may import from lower layers and from itself
-    {"did_you_mean", "units", "model_spec", "hardware", "request", "step"},
+    {"did_you_mean", "units", "model_spec", "hf_config", "hardware", "request", "step"},
     {"roofline", "crossover", "serving_metrics", "statistics", "claim", "certify"},
     {"kernels"},
     {"engine", "measure"},
@@ -23,6 +23,7 @@ INNER_ORDER = [
     "step",
     "hardware",
     "model_spec",
+    "hf_config",
     "request",
     "statistics",
     "claim",

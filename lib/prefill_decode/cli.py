@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from prefill_decode.book import Project
     from prefill_decode.certify import Certificate
     from prefill_decode.measure import Machine
-    from prefill_decode.model_spec import ModelSpec
 
 FINE, FINDING, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 # Parameters of every notebook that the command sets itself.
@@ -182,9 +181,9 @@ def certify(options: argparse.Namespace) -> int:
 
 def _certificate(options: argparse.Namespace) -> "Certificate":
     from prefill_decode import certify as certifying
-    from prefill_decode import hardware
+    from prefill_decode import hardware, hf_config
 
-    model = _model(options.model).with_dtype(hardware.check_dtype(options.dtype))
+    model = hf_config.find(options.model, hardware.check_dtype(options.dtype))
     row = hardware.accelerator(options.accelerator)
     context, devices = options.context, options.devices
     if (options.ttft is None) != (options.prompt is None):
@@ -218,11 +217,16 @@ def _certificate(options: argparse.Namespace) -> "Certificate":
     )
 
 
-def _model(name: str) -> "ModelSpec":
-    """A shipped model by its name, or one read from a config.json."""
-    from prefill_decode import model_spec
+def model(options: argparse.Namespace) -> int:
+    """A model's arithmetic, from a shipped name, a config.json or the folder that holds one."""
+    from prefill_decode import hf_config, model_spec
 
-    return model_spec.read(Path(name)) if name.endswith(".json") else model_spec.get(name)
+    found = model_spec.figures(hf_config.find(options.model, options.dtype), options.context)
+    if options.json:
+        _print_json(found)
+    else:
+        print(model_spec.figures_text(found))
+    return FINE
 
 
 def _run_chapters(
@@ -398,6 +402,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_hardware(verb("hardware", show_hardware, device=False))
     _add_certify(verb("certify", certify, device=False))
+    modelling = verb("model", model, device=False)
+    modelling.add_argument("model", metavar="CONFIG|NAME", help="a config.json, or a model's name")
+    modelling.add_argument("--dtype", help="of the weights (default: the config's, else bfloat16)")
+    modelling.add_argument(
+        "--context", type=int, metavar="TOKENS", help="also price attention over so many tokens"
+    )
+    modelling.add_argument("--json", action="store_true")
     return parser
 
 

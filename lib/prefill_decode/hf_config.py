@@ -90,7 +90,7 @@ class Keys:
         self.read.update(names)
         given = {name: self.config[name] for name in names if self.config.get(name) is not None}
         values = list(given.values())
-        if any(value != values[0] for value in values):
+        if any(value != values[0] for value in values[1:]):
             raise ValueError(f"{self.name}: {' and '.join(given)} mean the same; got {given}")
         return values[0] if values else default
 
@@ -217,7 +217,12 @@ def find(word: str, dtype: str | None = None) -> ModelSpec:
         is_path = path.exists() or path.suffix == ".json" or path.name != word
     except (OSError, ValueError) as error:
         raise ValueError(f"{word!r:.60} is no path to a config.json; {error}") from error
-    return read(path, dtype) if is_path else get(word)
+    if is_path:
+        return read(path, dtype)
+    hint = did_you_mean(word, names())
+    raise ValueError(
+        f"a model is a path to a config.json or one of {', '.join(names())}; got {word!r:.60}{hint}"
+    )
 
 
 def _decoder_part(config: Any, name: str) -> Mapping[str, Any]:
@@ -236,7 +241,7 @@ def _decoder_part(config: Any, name: str) -> Mapping[str, Any]:
         outer = {key: value for key, value in outer.items() if "dtype" not in key}
     model_type = config.get("model_type")
     fallback = TEXT_TYPES.get(model_type) if isinstance(model_type, str) else None
-    return {"model_type": fallback, **outer, **inner, **given}
+    return {**inner, "model_type": fallback, **outer, **given}
 
 
 def _dtype(keys: Keys) -> str:

@@ -12,9 +12,11 @@ Words:   total      every stored parameter once; a tied output matrix is not sto
 Source:  the model code in Hugging Face transformers; the tests build each family there and compare.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from prefill_decode.units import format_si
 
 BYTES_PER_VALUE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 # Layers' matrices only; embedding, output matrix, norms, biases and KV cache stay in bfloat16.
@@ -475,11 +477,29 @@ def figures(model: ModelSpec, context_tokens: int | None = None) -> dict[str, An
     }
 
 
+def figures_text(found: Mapping[str, Any]) -> str:
+    """What `figures` found as aligned lines: name, exact value, and the value to be read."""
+    numbers = {name: value for name, value in found.items() if isinstance(value, int)}
+    exact = {name: f"{numbers[name]:,}" if name in numbers else found[name] for name in found}
+    short = {name: _short(name, value) for name, value in numbers.items() if value >= 10_000}
+    left, middle = (max(map(len, column)) for column in (exact, exact.values()))
+    return "\n".join(
+        f"{name:<{left}}  {value:>{middle}}  {short.get(name, '')}".rstrip()
+        for name, value in exact.items()
+    )
+
+
+def _short(name: str, value: int) -> str:
+    units = {"bytes": "B", "flops": "FLOP"}
+    return format_si(value, next((units[word] for word in units if word in name), "")).rstrip()
+
+
 def check_count(value: Any, key: str, name: str) -> int:
     """`value` if it is a positive whole number that a model can have; ValueError names `key`."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < LARGEST_COUNT:
-        shown = f"{value!r:.60}" if not isinstance(value, int) or value < 10**60 else "a huge one"
-        raise ValueError(f"{name}: {key} must be a positive whole number; got {shown}")
+        huge = isinstance(value, int) and abs(value) >= LARGEST_COUNT  # too long to print, perhaps
+        shown = "one too large" if huge else f"{value!r:.60}"
+        raise ValueError(f"{name}: {key} must be a positive whole number below 2**40; got {shown}")
     return value
 
 

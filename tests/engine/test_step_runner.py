@@ -52,6 +52,15 @@ def test_the_chosen_weights_dwarf_the_cache_and_fit_the_memory():
     assert laptop.weight_bytes_read > 16 * 32 * MIB
 
 
+def test_models_that_the_engine_cannot_run_as_priced_are_never_chosen():
+    for memory_bytes in (8 * GB, 10.5 * GB, 16 * GB, 64 * GB, 10_000 * GB):
+        for device in ("cpu", "cuda"):
+            model = choose_model("auto", device, 32 * MIB, memory_bytes)
+            assert model.engine_runs
+            assert model.windows is None
+            assert model.total_params < 10e9
+
+
 @pytest.mark.parametrize(
     ("memory_bytes", "name"),
     [
@@ -59,6 +68,7 @@ def test_the_chosen_weights_dwarf_the_cache_and_fit_the_memory():
         (16 * GB, "qwen3-4b"),
         (24 * GB, "llama-3.1-8b"),
         (80 * GB, "llama-3.1-8b"),
+        (192 * GB, "llama-3.1-8b"),
     ],
 )
 def test_a_gpu_gets_the_largest_model_that_fits(memory_bytes, name):
