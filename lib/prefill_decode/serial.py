@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from prefill_decode.roofline import StepWork, Work
 
 
-def work_in_series(works: Sequence[StepWork]) -> StepWork:
+def in_series(works: Sequence[StepWork]) -> StepWork:
     """FLOPs and bytes of all steps together. ValueError for no steps."""
     if not works:
         raise ValueError("there is no work to add up: give at least one step; got none")
