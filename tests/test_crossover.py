@@ -1,5 +1,7 @@
 """The crossover batch, against sweeps whose two costs are known."""
 
+from itertools import pairwise
+
 import pytest
 
 from prefill_decode.crossover import (
@@ -93,7 +95,7 @@ def test_the_largest_telling_batch_is_four_times_the_crossover(
     hardware = Hardware("test", model.dtype, ridge * 1e12, 1e12, "made up")
     sizes = telling_batch_sizes(model, context_tokens, hardware)
     assert sizes[0] == 1
-    assert all(b == 2 * a for a, b in zip(sizes[1:], sizes[2:], strict=False))
+    assert all(b == 2 * a for a, b in pairwise(sizes[1:]))
     least_s = least_times_s(model, sizes, context_tokens, hardware)
     predicted = predicted_crossover(model, context_tokens, hardware)
     assert crossover_sequences(least_s) == pytest.approx(predicted)

@@ -1,9 +1,9 @@
-"""Figures of decode: what the cache saves, what waiting for each token costs, what a batch recovers.
+"""Figures of decode: what the cache saves, what serial steps cost, what a batch recovers.
 
 Lines are least times at the ceilings of the same rounds, points are medians with intervals.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from prefill_decode.crossover import crossover_sequences, throughput_gain_in_rounds
 from prefill_decode.measure import Ceilings, Timings
@@ -106,7 +106,8 @@ def throughput_against_sequences(
         _decade_ticks(axes.yaxis)
         reached = max(count for count, rate in zip(counts, free, strict=True) if rate < top / 1.6)
         _label(axes, reached, free[counts.index(reached)], "if each were free", ORANGE, "above")
-        _label(axes, last, most[-1], "the most that is possible", BLUE, "above")
+        early = max(1, len(counts) // 2 - 1)  # left of it the climbing line leaves room above
+        _label(axes, counts[early], most[early], "the most\nthat is possible", BLUE, "above")
         axes.annotate(
             f" predicted crossover: {format_significant(crossover, 2)}",
             (crossover, rates[0].median / 1.7),
@@ -137,21 +138,27 @@ def _two_ways(
 ) -> Figure:
     """Times of two ways to do the same, each with the line of its least times."""
     counts = sorted(slow)
+    middle = len(counts) // 2
     hardware = ceilings.during(times)
     described = []
     with canvas() as figure:
         axes = figure.subplots()
-        lowest: Sequence[float] = []
+        lowest: list[float] = []
         for steps, words, color, style in (
             (slow, slow_words, ORANGE, "--"),
             (fast, fast_words, BLUE, "-"),
         ):
             measured = [times.time_s(steps[count]) for count in counts]
             bounds_ms = [works[steps[count]].least_time_s(hardware) / MS for count in counts]
-            lowest = [*lowest, *bounds_ms]
+            lowest.append(min(bounds_ms))
             axes.plot(counts, bounds_ms, color=color, linestyle=style)
             _points(axes, counts, measured, MS)
-            _label(axes, counts[-1], bounds_ms[-1], f"least time, {words}", color, "below")
+            if steps is slow:  # it climbs: only left of its middle is there room above it
+                _label(
+                    axes, counts[middle], bounds_ms[middle], f"least time,\n{words}", color, "above"
+                )
+            else:
+                _label(axes, counts[-1], bounds_ms[-1], f"least time, {words}", color, "below")
             shown = _spoken(counts, [format_seconds(interval.median) for interval in measured])
             least = format_seconds(bounds_ms[-1] * MS)
             described.append(f"{words}: {shown}, the last at least {least}")
@@ -159,6 +166,4 @@ def _two_ways(
         axes.set_ylim(bottom=min(lowest) / 2)
         _plain_ticks(axes.xaxis, counts)
         _decade_ticks(axes.yaxis)
-        return as_figure(
-            figure, f"{title}. Measured by {x_label}, {'; '.join(described)}."
-        )
+        return as_figure(figure, f"{title}. Measured by {x_label}, {'; '.join(described)}.")
