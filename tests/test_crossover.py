@@ -1,10 +1,20 @@
 """The crossover batch, against sweeps whose two costs are known."""
 
+from itertools import pairwise
+
 import pytest
 
-from prefill_decode.crossover import crossover_sequences
+from prefill_decode.crossover import (
+    crossover_in_rounds,
+    crossover_sequences,
+    least_times_s,
+    predicted_crossover,
+    telling_batch_sizes,
+    throughput_gain,
+    throughput_gain_in_rounds,
+)
 from prefill_decode.hardware import Hardware
-from prefill_decode.model_spec import ModelSpec
+from prefill_decode.model_spec import ModelSpec, get
 from prefill_decode.roofline import step_work
 from prefill_decode.step import Chunk
 
@@ -44,3 +54,64 @@ def test_two_batch_sizes_are_not_a_sweep(sweep: dict[int, float]) -> None:
 def test_a_sweep_that_does_not_climb_has_no_crossover(last_s: float) -> None:
     with pytest.raises(ValueError, match="sweep further"):
         crossover_sequences({1: 1.0, 2: 2.0, 4: last_s})
+
+
+def sweep_in_rounds(shared_s: float, own_s: list[float]) -> dict[int, list[float]]:
+    return {batch: [max(shared_s, batch * own) for own in own_s] for batch in (1, 32, 64)}
+
+
+def test_the_crossover_of_rounds_is_the_median_of_their_crossovers() -> None:
+    measured = crossover_in_rounds(sweep_in_rounds(24e-3, [1e-3, 2e-3, 3e-3, 4e-3, 6e-3, 3e-3]))
+    assert measured.median == pytest.approx(8.0)
+    assert (measured.low, measured.high) == pytest.approx((4.0, 24.0))
+    assert measured.n == 6
+
+
+def test_a_round_sees_no_crossover_beyond_its_largest_batch() -> None:
+    times_s = {1: [1.0] * 6, 32: [2.0, 2.0, 2.0, 2.0, 2.0, 2.0], 64: [2.1, 2.0, 1.5, 2.001, 34, 34]}
+    measured = crossover_in_rounds(times_s)
+    assert measured.high == 64
+    assert measured.low == pytest.approx(1.0)
+
+
+def test_rounds_of_unlike_number_are_refused() -> None:
+    with pytest.raises(ValueError, match="one time a round"):
+        crossover_in_rounds({1: [1.0], 2: [1.0, 2.0], 4: [3.0, 4.0]})
+
+
+def test_throughput_gains_as_much_as_the_time_falls_behind_the_batch() -> None:
+    assert throughput_gain({1: 10e-3, 8: 20e-3}) == pytest.approx(4.0)
+    assert throughput_gain({2: 10e-3, 4: 20e-3, 8: 40e-3}) == pytest.approx(1.0)
+    in_rounds = throughput_gain_in_rounds({1: [1.0, 1.0, 2.0], 8: [2.0, 4.0, 2.0]})
+    assert in_rounds.median == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("ridge", [2.0, 40.0, 300.0])
+@pytest.mark.parametrize("context_tokens", [1, 64, 8192])
+def test_the_largest_telling_batch_is_four_times_the_crossover(
+    ridge: float, context_tokens: int
+) -> None:
+    model = get("llama-3.2-1b")
+    hardware = Hardware("test", model.dtype, ridge * 1e12, 1e12, "made up")
+    sizes = telling_batch_sizes(model, context_tokens, hardware)
+    assert sizes[0] == 1
+    assert all(b == 2 * a for a, b in pairwise(sizes[1:]))
+    least_s = least_times_s(model, sizes, context_tokens, hardware)
+    predicted = predicted_crossover(model, context_tokens, hardware)
+    assert crossover_sequences(least_s) == pytest.approx(predicted)
+    assert sizes[-1] == 64 or 4 * predicted <= sizes[-1] < 16 * predicted
+
+
+def test_at_long_context_the_crossover_is_the_weights_over_one_cache() -> None:
+    """By hand: reading one sequence's cache costs what arithmetic of one token never does."""
+    model = get("llama-3.2-1b")
+    hardware = Hardware("test", model.dtype, 1e18, 1e12, "made up")
+    tokens = 100_000
+    by_hand = model.weight_bytes_read / (tokens * model.kv_bytes_per_token)
+    assert predicted_crossover(model, tokens - 1, hardware) == pytest.approx(1 + by_hand, rel=1e-6)
+
+
+def test_least_times_are_those_of_the_steps(tiny_model: ModelSpec) -> None:
+    hardware = Hardware("test", tiny_model.dtype, 1e9, 1e8, "made up")
+    step = step_work(tiny_model, [Chunk(1, 7)] * 3)
+    assert least_times_s(tiny_model, [3], 7, hardware) == {3: step.least_time_s(hardware)}

@@ -15,11 +15,14 @@ from prefill_decode.units import format_bytes, format_seconds, format_si, format
         (9.996, "10.0"),
         (99.96, "100"),
         (0, "0"),
+        (0.000123, "0.000123"),
+        (3.7e-15, "3.70e-15"),
+        (-1e-12, "-1.00e-12"),
         (-2.5, "-2.50"),
         (nan, "unknown"),
     ],
 )
-def test_three_digits_are_shown_without_an_exponent(value, shown):
+def test_three_digits_are_shown_and_an_exponent_only_where_zeros_would_hide_them(value, shown):
     assert format_significant(value) == shown
 
 

@@ -14,7 +14,18 @@ Counts:  the own cost at large batch, whichever bound it meets there.
 Ignores: how the time bends between the two ends: kernels made for some batch sizes only bend it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import inf
+
+from prefill_decode.hardware import Hardware
+from prefill_decode.model_spec import ModelSpec
+from prefill_decode.roofline import step_work
+from prefill_decode.statistics import Interval, median_interval
+from prefill_decode.step import Chunk
+
+LEAST_LARGEST = 64  # sequences
+TIMES_CROSSOVER = 4  # the largest batch over B*: both of the two largest lie beyond the bend
+NUM_DOUBLINGS = 6  # batch sizes besides 1, each twice the last
 
 
 def crossover_sequences(times_s: Mapping[int, float]) -> float:
@@ -36,3 +47,66 @@ def crossover_sequences(times_s: Mapping[int, float]) -> float:
             "sweep further, to batches where a step takes clearly longer"
         )
     return times_s[smallest] / own_s
+
+
+def crossover_in_rounds(times_s: Mapping[int, Sequence[float]]) -> Interval:
+    """B* measured round by round, from each batch size's times in round order.
+
+    A sweep sees no further than its largest batch, so no round counts as more than that; a round
+    whose two largest batches took equally long, or the wrong way round, counts as just that.
+    """
+    return median_interval([_crossover_seen(sweep) for sweep in _rounds(times_s)])
+
+
+def throughput_gain(times_s: Mapping[int, float]) -> float:
+    """Tokens per second at the largest batch of a sweep over those at the smallest."""
+    smallest, largest = min(times_s), max(times_s)
+    return largest / times_s[largest] / (smallest / times_s[smallest])
+
+
+def throughput_gain_in_rounds(times_s: Mapping[int, Sequence[float]]) -> Interval:
+    return median_interval([throughput_gain(sweep) for sweep in _rounds(times_s)])
+
+
+def least_times_s(
+    model: ModelSpec, batch_sizes: Sequence[int], context_tokens: int, hardware: Hardware
+) -> dict[int, float]:
+    """The least time of a decode step for each number of sequences with so many cached tokens."""
+    steps = {batch: [Chunk(1, context_tokens)] * batch for batch in batch_sizes}
+    return {n: step_work(model, step).least_time_s(hardware) for n, step in steps.items()}
+
+
+def telling_batch_sizes(model: ModelSpec, context_tokens: int, hardware: Hardware) -> list[int]:
+    """One sequence, then powers of two up to at least four times the crossover of least times.
+
+    The two largest then lie beyond the bend, and "it grows for ever" differs from B* fourfold.
+    """
+    largest = LEAST_LARGEST
+    while largest < TIMES_CROSSOVER * _predicted(model, largest, context_tokens, hardware):
+        largest *= 2
+    return [1, *(largest >> halvings for halvings in reversed(range(NUM_DOUBLINGS)))]
+
+
+def predicted_crossover(model: ModelSpec, context_tokens: int, hardware: Hardware) -> float:
+    """B* of least times, from the same batch sizes as a measured sweep."""
+    largest = telling_batch_sizes(model, context_tokens, hardware)[-1]
+    return _predicted(model, largest, context_tokens, hardware)
+
+
+def _predicted(model: ModelSpec, largest: int, context_tokens: int, hardware: Hardware) -> float:
+    sizes = [1, largest // 2, largest]
+    return crossover_sequences(least_times_s(model, sizes, context_tokens, hardware))
+
+
+def _crossover_seen(times_s: Mapping[int, float]) -> float:
+    *_, large, largest = sorted(times_s)
+    climbs = times_s[largest] > times_s[large]
+    return min(largest, crossover_sequences(times_s) if climbs else inf)
+
+
+def _rounds(times_s: Mapping[int, Sequence[float]]) -> list[dict[int, float]]:
+    """One sweep a round. ValueError unless every batch size has a time in every round."""
+    counts = {batch: len(times) for batch, times in times_s.items()}
+    if len(set(counts.values())) != 1:
+        raise ValueError(f"every batch size needs one time a round; got {counts} times")
+    return [dict(zip(times_s, times, strict=True)) for times in zip(*times_s.values(), strict=True)]

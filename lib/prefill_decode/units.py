@@ -13,14 +13,17 @@ GFLOP = 1e9
 _TIME_STEPS = [(1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")]
 _SI_STEPS = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "")]
 UNKNOWN = "unknown"
+SMALLEST_PLAIN = 1e-4  # below, zeros hide the digits
 
 
 def format_significant(value: float, digits: int = 3) -> str:
-    """`value` with so many significant digits and no exponent: 0.0312, 4.56, 155, 3680."""
+    """`value` with so many significant digits: 0.0312, 4.56, 155, 3680; 3.70e-15 if very small."""
     if isnan(value):
         return UNKNOWN
     if value == 0:
         return "0"
+    if abs(value) < SMALLEST_PLAIN:
+        return f"{value:.{digits - 1}e}"
     decimals = max(0, digits - 1 - _exponent(value, digits))
     return f"{value:.{decimals}f}"
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from prefill_decode.engine import StepRunner, choose_model, step_runner
+from prefill_decode.engine import StepRunner, choose_model, one_after_another, step_runner
 from prefill_decode.step import Chunk
 
 MIB, GB = 2**20, 10**9
@@ -31,6 +31,22 @@ def test_the_engine_has_room_for_the_largest_step_and_no_more(tiny_model):
     cache = StepRunner(tiny_model, {"a": [Chunk(5, 90)], "b": [Chunk(1)] * 3}).engine.cache
     assert cache.capacity_tokens == 95
     assert len(cache.lengths) == 3
+
+
+def test_steps_run_one_after_another_in_their_order(tiny_model):
+    ran = []
+    steps = [lambda n=n: ran.append(n) or n for n in (3, 1, 2)]
+    together = one_after_another(steps)
+    assert together() == together() == 2  # the last one's output
+    assert ran == [3, 1, 2, 3, 1, 2]
+    chunks = {n: [Chunk(1, n)] for n in (4, 5)}
+    runner = StepRunner(tiny_model, chunks, seed=0)
+    before = runner.engine.cache.keys[0].clone()
+    one_after_another([runner.steps[4], runner.steps[5]])()
+    changed = (runner.engine.cache.keys[0] != before).any(dim=3).any(dim=1)
+    assert changed[0].nonzero().flatten().tolist() == [4, 5]
+    with pytest.raises(ValueError, match="nothing to run"):
+        one_after_another([])
 
 
 @pytest.mark.parametrize("chunks", [{}, {"a": []}])

@@ -3,6 +3,11 @@
 A figure is inline SVG: its text is text and takes the page's colour. A table is Markdown: the
 page styles it. Both work in a notebook, and neither needs a script."""
 
+from prefill_decode.plots.decode_figures import (
+    generated_against_scored,
+    next_token_against_context,
+    throughput_against_sequences,
+)
 from prefill_decode.plots.figures import (
     Figure,
     phases_on_the_roofline,
@@ -11,6 +16,7 @@ from prefill_decode.plots.figures import (
 )
 from prefill_decode.plots.tables import (
     Text,
+    capacity_table,
     ceilings_table,
     setting_table,
     times_table,
@@ -21,10 +27,14 @@ from prefill_decode.plots.tables import (
 __all__ = [
     "Figure",
     "Text",
+    "capacity_table",
     "ceilings_table",
+    "generated_against_scored",
+    "next_token_against_context",
     "phases_on_the_roofline",
     "rate_against_tokens",
     "setting_table",
+    "throughput_against_sequences",
     "time_against_sequences",
     "times_table",
     "verdict_table",

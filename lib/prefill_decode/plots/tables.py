@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan, sqrt
 
+from prefill_decode.capacity import sequences_that_fit
 from prefill_decode.claim import Verdict
+from prefill_decode.crossover import predicted_crossover
 from prefill_decode.hardware import Hardware
 from prefill_decode.measure import Ceilings, Machine, Timings
 from prefill_decode.model_spec import ModelSpec
@@ -98,6 +100,25 @@ def work_table(works: Mapping[str, StepWork], hardware: Hardware) -> Text:
         for name, work in works.items()
     ]
     header = ("step", "bytes", "arithmetic", "FLOP/byte", "limited by", "least time")
+    return Text(table(header, rows))
+
+
+def capacity_table(
+    model: ModelSpec, machine: Machine, hardware: Hardware, token_counts: Sequence[int]
+) -> Text:
+    """Sequences that fit in the machine's memory beside the weights, against the crossover.
+
+    Nothing here is measured but the ceilings, and the header says so.
+    """
+    rows = [
+        (
+            f"{tokens}",
+            f"{sequences_that_fit(model, machine.memory_bytes, tokens)}",
+            format_significant(predicted_crossover(model, tokens, hardware), 2),
+        )
+        for tokens in token_counts
+    ]
+    header = ("tokens in each sequence", "sequences that fit, predicted", "crossover, predicted")
     return Text(table(header, rows))
 
 
