@@ -8,7 +8,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "lib" / "prefill_decode"
 LAYERS = [  # lowest first; a part may import from lower layers and from itself
     {"did_you_mean", "units", "model_spec", "hardware", "request", "step"},
-    {"roofline", "crossover", "serving_metrics", "statistics", "claim"},
+    {"roofline", "crossover", "batching", "serving_metrics", "statistics", "claim"},
     {"engine", "measure"},
     {"results"},
     {"plots"},
@@ -25,6 +25,8 @@ INNER_ORDER = [
     "request",
     "statistics",
     "claim",
+    "roofline",
+    "batching",
 ]
 TORCH_ALLOWED = {"engine", "measure"}
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
