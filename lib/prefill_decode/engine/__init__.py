@@ -4,6 +4,17 @@ A Llama-like decoder with random weights: their values do not change the time, t
 path, `Engine.forward`, runs prefill, decode and steps that mix them."""
 
 from prefill_decode.engine.engine import Engine, SequenceChunk
+from prefill_decode.engine.first_token import FirstTokenRunner
+from prefill_decode.engine.schedule_runner import ScheduleRunner
+from prefill_decode.engine.slices import choose_slice
 from prefill_decode.engine.step_runner import StepRunner, choose_model
 
-__all__ = ["Engine", "SequenceChunk", "StepRunner", "choose_model"]
+__all__ = [
+    "Engine",
+    "FirstTokenRunner",
+    "ScheduleRunner",
+    "SequenceChunk",
+    "StepRunner",
+    "choose_model",
+    "choose_slice",
+]
