@@ -9,9 +9,15 @@ from prefill_decode.plots.figures import (
     rate_against_tokens,
     time_against_sequences,
 )
+from prefill_decode.plots.growth_figures import (
+    batches_step_by_step,
+    time_against_context,
+    time_of_each_prompt_token,
+)
 from prefill_decode.plots.tables import (
     Text,
     ceilings_table,
+    first_token_table,
     setting_table,
     times_table,
     verdict_table,
@@ -21,11 +27,15 @@ from prefill_decode.plots.tables import (
 __all__ = [
     "Figure",
     "Text",
+    "batches_step_by_step",
     "ceilings_table",
+    "first_token_table",
     "phases_on_the_roofline",
     "rate_against_tokens",
     "setting_table",
+    "time_against_context",
     "time_against_sequences",
+    "time_of_each_prompt_token",
     "times_table",
     "verdict_table",
     "work_table",
