@@ -8,7 +8,16 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "lib" / "prefill_decode"
 LAYERS = [  # lowest first; a part may import from lower layers and from itself
     {"did_you_mean", "units", "model_spec", "hf_config", "hardware", "request", "step"},
-    {"roofline", "crossover", "serving_metrics", "statistics", "claim", "certify"},
+    {
+        "roofline",
+        "crossover",
+        "capacity",
+        "batching",
+        "certify",
+        "serving_metrics",
+        "statistics",
+        "claim",
+    },
     {"kernels"},
     {"engine", "measure"},
     {"results"},
@@ -28,6 +37,8 @@ INNER_ORDER = [
     "statistics",
     "claim",
     "roofline",
+    "crossover",
+    "batching",
     "certify",
 ]
 TORCH_ALLOWED = {"kernels", "engine", "measure"}

@@ -6,9 +6,11 @@ import pytest
 
 from prefill_decode import hf_config
 from prefill_decode.hardware import Hardware, accelerator, accelerators
-from prefill_decode.model_spec import Experts
+from prefill_decode.model_spec import Experts, ModelSpec
 from prefill_decode.roofline import (
+    StepWork,
     Work,
+    in_series,
     step_operations,
     step_work,
     telling_prompt_lengths,
@@ -328,3 +330,33 @@ def test_activations_are_inputs_and_outputs_once(tiny_model):
 def test_an_empty_step_has_no_operations(tiny_model):
     with pytest.raises(ValueError, match="at least one chunk"):
         step_operations(tiny_model, [])
+
+
+# Steps in series.
+
+
+def test_steps_in_series_read_and_compute_what_each_does() -> None:
+    steps = [StepWork(Work(1, 10), Work(100, 1000)), StepWork(Work(2, 20), Work(200, 2000))]
+    assert in_series(steps) == StepWork(Work(3, 30), Work(300, 3000))
+
+
+def test_the_least_time_of_a_series_is_the_sum_where_one_bound_rules(tiny_model: ModelSpec) -> None:
+    hardware = Hardware("test", "float64", 1e12, 1e6, "made up")
+    steps = [step_work(tiny_model, [Chunk(1, n)]) for n in range(5)]
+    total_s = sum(step.least_time_s(hardware) for step in steps)
+    assert in_series(steps).least_time_s(hardware) == pytest.approx(total_s)
+
+
+def test_the_least_time_of_a_series_stays_a_floor_where_bounds_differ(
+    tiny_model: ModelSpec,
+) -> None:
+    hardware = Hardware("test", "float64", 1e9, 1e9, "made up")
+    steps = [step_work(tiny_model, [Chunk(n)]) for n in (1, 500)]
+    assert {step.weights.limited_by(hardware) for step in steps} == {"compute", "bandwidth"}
+    total_s = sum(step.least_time_s(hardware) for step in steps)
+    assert in_series(steps).least_time_s(hardware) < total_s
+
+
+def test_a_series_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="no work to add up"):
+        in_series([])

@@ -9,6 +9,8 @@ from scipy import stats
 
 from prefill_decode.statistics import (
     LEAST_SAMPLES,
+    fit_rounds,
+    fit_two_terms,
     median_interval,
     ratio_interval,
     relative_spread,
@@ -85,3 +87,35 @@ def test_spread_is_the_interquartile_range_over_the_median():
     samples = [1.0, 2.0, 3.0, 4.0, 10.0]
     assert relative_spread(samples) == pytest.approx(stats.iqr(samples) / 3.0)
     assert isnan(relative_spread([1.0]))
+
+
+def test_a_law_of_two_terms_is_found_again_exactly():
+    line = fit_two_terms([1, 1], [10, 30], [7, 11])  # 5 + 0.2 x
+    assert line == pytest.approx((5, 0.2))
+    parabola = fit_two_terms([1, 2, 4], [1, 4, 16], [3.5, 8, 20])  # 3 n + n^2 / 2
+    assert parabola == pytest.approx((3, 0.5))
+
+
+def test_a_noisy_fit_is_numpys_of_the_relative_errors():
+    lengths = numpy.array([256.0, 1024.0, 4096.0, 8192.0])
+    measured = numpy.array([0.9, 1.2, 0.95, 1.1]) * (3 * lengths + 0.01 * lengths**2)
+    terms = numpy.stack([lengths, lengths**2], axis=1) / measured[:, None]
+    expected, *_ = numpy.linalg.lstsq(terms, numpy.ones(4), rcond=None)
+    assert fit_two_terms(lengths, lengths**2, measured) == pytest.approx(tuple(expected))
+
+
+def test_every_round_has_a_fit_of_its_own():
+    at_ten, at_thirty = [7, 14, 20], [11, 22, 40]  # 5 + 0.2 x, twice that, 10 + x
+    fits = fit_rounds([1, 1], [10, 30], [at_ten, at_thirty])
+    assert fits == [pytest.approx(law) for law in [(5, 0.2), (10, 0.4), (10, 1)]]
+
+
+def test_a_fit_that_cannot_be_made_is_refused():
+    with pytest.raises(ValueError, match="got 1, 1 and 1"):
+        fit_two_terms([1], [2], [3])
+    with pytest.raises(ValueError, match="got 2, 2 and 3"):
+        fit_two_terms([1, 1], [2, 3], [3, 4, 5])
+    with pytest.raises(ValueError, match="positive"):
+        fit_two_terms([1, 1], [2, 3], [3, 0])
+    with pytest.raises(ValueError, match="told apart"):
+        fit_two_terms([1, 2, 3], [2, 4, 6], [1, 2, 4])

@@ -180,6 +180,11 @@ class ModelSpec:
         for window in set(self.windows) - {None}:
             check_count(window, "a sliding window", self.name)
 
+    def with_layers(self, num_layers: int) -> "ModelSpec":
+        """A slice of the model: its first layers, with all else as it is."""
+        windows = None if self.windows is None else self.windows[:num_layers]
+        return replace(self, num_layers=num_layers, windows=windows)
+
     def with_dtype(self, dtype: str) -> "ModelSpec":
         return replace(self, dtype=dtype)
 

@@ -129,6 +129,17 @@ def step_operations(
     return [replace(operation, activation_bytes=0) for operation in operations]
 
 
+def in_series(works: Sequence[StepWork]) -> StepWork:
+    """FLOPs and bytes of steps that wait for one another, such as the tokens of one answer.
+
+    The least time of the sum is the sum of the least times as long as all steps meet the same
+    bound, and never more, so it stays a floor. ValueError for no steps.
+    """
+    if not works:
+        raise ValueError("there is no work to add up: give at least one step; got none")
+    return StepWork(_sum([w.weights for w in works]), _sum([w.attention for w in works]))
+
+
 def turning_tokens(model: ModelSpec, hardware: Hardware) -> float:
     """New tokens in a step at which its products with the weights turn compute-bound.
 

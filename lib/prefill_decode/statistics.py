@@ -4,7 +4,7 @@ Times on a shared machine are skewed, drift together and have outliers, so every
 median with a distribution-free interval: the k-th smallest and k-th largest of n samples enclose
 the population median with a probability that depends on n and k alone. Comparisons are made
 inside each round of interleaved measurements and the interval is taken over rounds, so that a
-drifting clock cancels.
+drifting clock cancels. Laws of two terms are fitted inside a round, too.
 
 Source: David and Nagaraja, "Order Statistics" (2003), section 7.1.
 """
@@ -17,6 +17,7 @@ from statistics import median, quantiles
 COVERAGE = 0.95
 LEAST_SAMPLES = 6  # below, not even (smallest, largest) covers the median 95 % of the time
 LARGE_SPREAD = 0.10
+SMALLEST_DETERMINANT = 1e-9  # of a fit's two terms, 0 when they are proportional, at most 1
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,45 @@ def relative_spread(samples: Sequence[float]) -> float:
         return nan
     lower, middle, upper = quantiles(samples, n=4, method="inclusive")
     return (upper - lower) / middle
+
+
+def fit_two_terms(
+    first: Sequence[float], second: Sequence[float], measured: Sequence[float]
+) -> tuple[float, float]:
+    """(a, b) of the law a * first + b * second that lies nearest to `measured`.
+
+    Least squares of the relative errors, so that a short time counts as much as a long one: with
+    first = 1 a line, with first = n and second = n^2 a parabola through the origin. ValueError
+    unless the measured values are positive and the terms can be told apart.
+    """
+    if not (len(first) == len(second) == len(measured) >= 2):
+        raise ValueError(
+            f"a fit of two terms needs both terms at two or more measured points; got "
+            f"{len(first)}, {len(second)} and {len(measured)}"
+        )
+    if not all(value > 0 for value in measured):
+        raise ValueError(f"relative errors need positive values; got {list(measured)[:10]}")
+    u = [term / value for term, value in zip(first, measured, strict=True)]
+    v = [term / value for term, value in zip(second, measured, strict=True)]
+    uu, uv, vv = _dot(u, u), _dot(u, v), _dot(v, v)
+    determinant = uu * vv - uv**2
+    if not determinant > SMALLEST_DETERMINANT * uu * vv:
+        raise ValueError(
+            f"the two terms rise in proportion, so that their parts cannot be told apart; got "
+            f"{list(first)[:10]} and {list(second)[:10]}: measure at points that lie further apart"
+        )
+    return (vv * sum(u) - uv * sum(v)) / determinant, (uu * sum(v) - uv * sum(u)) / determinant
+
+
+def fit_rounds(
+    first: Sequence[float], second: Sequence[float], measured: Sequence[Sequence[float]]
+) -> list[tuple[float, float]]:
+    """The law of two terms in every round: `measured[point][round]`, a list for each point."""
+    return [fit_two_terms(first, second, values) for values in zip(*measured, strict=True)]
+
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(left, right, strict=True))
 
 
 def _interval_coverage(n: int, depth: int) -> float:

@@ -10,10 +10,18 @@ from prefill_decode.engine import (
     chunking_differences,
     engine,
     exactness,
+    linear,
     model,
     scoring_differences,
 )
 from prefill_decode.statistics import median_interval
+
+
+@pytest.fixture
+def torch_alone(monkeypatch):
+    """So that what a test breaks is what runs."""
+    monkeypatch.setattr(linear, "kernels", lambda: None)
+
 
 ALL = [chunking_differences, scoring_differences, batching_differences]
 ON_A_CACHE = [chunking_differences, scoring_differences]
@@ -40,7 +48,9 @@ def test_the_dice_follow_the_seed(tiny_model, differences):
 
 
 @pytest.mark.parametrize("differences", ALL)
-def test_a_corruption_that_moves_no_logit_counts_as_the_worst(tiny_model, differences, monkeypatch):
+def test_a_corruption_that_moves_no_logit_counts_as_the_worst(
+    tiny_model, differences, monkeypatch, torch_alone
+):
     """An engine that never reads its cache gives the same logits with and without noise in it."""
     for name in ("prefill_attention", "decode_attention"):
         monkeypatch.setattr(model, name, lambda queries, *_: queries * 0)
@@ -51,8 +61,10 @@ def test_a_corruption_that_moves_no_logit_counts_as_the_worst(tiny_model, differ
 
 
 @pytest.mark.parametrize("differences", ON_A_CACHE)
-def test_a_causal_mask_aligned_to_the_top_left_is_noticed(tiny_model, differences, monkeypatch):
-    def aligned_to_the_top_left(queries, keys, values):
+def test_a_causal_mask_aligned_to_the_top_left_is_noticed(
+    tiny_model, differences, monkeypatch, torch_alone
+):
+    def aligned_to_the_top_left(queries, keys, values, window):
         groups = queries.shape[1] // keys.shape[0]
         keys, values = (each.repeat_interleave(groups, 0) for each in (keys, values))
         mixed = torch.nn.functional.scaled_dot_product_attention(
@@ -64,9 +76,11 @@ def test_a_causal_mask_aligned_to_the_top_left_is_noticed(tiny_model, difference
     assert outcome(differences(tiny_model)) == "refuted"
 
 
-def test_a_step_that_forgets_which_tokens_a_sequence_has_is_noticed(tiny_model, monkeypatch):
+def test_a_step_that_forgets_which_tokens_a_sequence_has_is_noticed(
+    tiny_model, monkeypatch, torch_alone
+):
     right = model.decode_attention
-    monkeypatch.setattr(model, "decode_attention", lambda q, k, v, visible: right(q, k, v, None))
+    monkeypatch.setattr(model, "decode_attention", lambda q, k, v, *_: right(q, k, v))
     assert outcome(batching_differences(tiny_model)) == "refuted"
 
 
@@ -78,10 +92,10 @@ def test_a_rotary_position_off_by_one_is_noticed(tiny_model, differences, monkey
         if len(plan.token_ids) > 1:
             return right(self, plan)
         table = self.rotary
-        kept = table.cosines, table.signed_sines
-        table.cosines, table.signed_sines = (each.roll(-1, 0) for each in kept)
+        kept = table.turns
+        table.turns = tuple(each.roll(-1, 0) for each in kept)
         logits = right(self, plan)
-        table.cosines, table.signed_sines = kept
+        table.turns = kept
         return logits
 
     monkeypatch.setattr(engine.Engine, "run", shifted_for_one_token)

@@ -9,14 +9,20 @@ from prefill_decode.engine.exactness import (
     chunking_differences,
     scoring_differences,
 )
+from prefill_decode.engine.first_token import FirstTokenRunner
+from prefill_decode.engine.schedule_runner import ScheduleRunner
+from prefill_decode.engine.slices import choose_slice
 from prefill_decode.engine.step_runner import StepRunner, choose_model, one_after_another
 
 __all__ = [
     "Engine",
+    "FirstTokenRunner",
+    "ScheduleRunner",
     "SequenceChunk",
     "StepRunner",
     "batching_differences",
     "choose_model",
+    "choose_slice",
     "chunking_differences",
     "one_after_another",
     "scoring_differences",

@@ -46,8 +46,7 @@ def batching_differences(model: ModelSpec, seed: int = 0) -> list[float]:
 
 def _samples(sample: Sample, model: ModelSpec, seed: int) -> list[float]:
     small = replace(
-        model,
-        num_layers=2,
+        model.with_layers(2),
         hidden_size=64,
         intermediate_size=96,
         vocab_size=127,

@@ -44,7 +44,7 @@ class Machine:
 
     @property
     def cache_bytes(self) -> float:
-        """What a working set must dwarf: the last-level cache, as far as it can be these cores' own.
+        """What a working set must dwarf: the last-level cache, where it can be these cores' own.
 
         A cautious guess where the system does not say. Should neighbours leave more of a host's
         cache than this counts, steps come out faster than memory allows, and the verdict is void.

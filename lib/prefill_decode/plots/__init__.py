@@ -14,10 +14,16 @@ from prefill_decode.plots.figures import (
     rate_against_tokens,
     time_against_sequences,
 )
+from prefill_decode.plots.growth_figures import (
+    batches_step_by_step,
+    time_against_context,
+    time_of_each_prompt_token,
+)
 from prefill_decode.plots.tables import (
     Text,
     capacity_table,
     ceilings_table,
+    first_token_table,
     setting_table,
     times_table,
     verdict_table,
@@ -27,15 +33,19 @@ from prefill_decode.plots.tables import (
 __all__ = [
     "Figure",
     "Text",
+    "batches_step_by_step",
     "capacity_table",
     "ceilings_table",
+    "first_token_table",
     "generated_against_scored",
     "next_token_against_context",
     "phases_on_the_roofline",
     "rate_against_tokens",
     "setting_table",
     "throughput_against_sequences",
+    "time_against_context",
     "time_against_sequences",
+    "time_of_each_prompt_token",
     "times_table",
     "verdict_table",
     "work_table",

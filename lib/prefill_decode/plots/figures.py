@@ -154,12 +154,14 @@ def _rate(amount: float, time_s: Interval) -> Interval:
     return Interval(amount / time_s.median, amount / time_s.high, amount / time_s.low, time_s.n)
 
 
-def _points(axes: Any, x: Sequence[float], measured: Sequence[Interval], unit: float) -> None:
+def _points(
+    axes: Any, x: Sequence[float], measured: Sequence[Interval], unit: float, color: str = INK
+) -> None:
     middles = [interval.median / unit for interval in measured]
     below = [_reach(interval.median - interval.low) / unit for interval in measured]
     above = [_reach(interval.high - interval.median) / unit for interval in measured]
     axes.errorbar(
-        x, middles, yerr=[below, above], fmt="o", color=INK, markersize=5.5, capsize=3, zorder=3
+        x, middles, yerr=[below, above], fmt="o", color=color, markersize=5.5, capsize=3, zorder=3
     )
 
 

@@ -11,7 +11,7 @@ from prefill_decode.hardware import Hardware
 from prefill_decode.measure import Ceilings, Machine, Timings
 from prefill_decode.model_spec import ModelSpec
 from prefill_decode.roofline import StepWork
-from prefill_decode.statistics import COVERAGE, Interval
+from prefill_decode.statistics import COVERAGE, Interval, median_interval
 from prefill_decode.units import (
     format_bytes,
     format_seconds,
@@ -141,6 +141,26 @@ def times_table(times: Timings, works: Mapping[str, StepWork], ceilings: Ceiling
     return Text(table(header, rows) + "\n\n" + " ".join(closing))
 
 
+def first_token_table(times: Timings, requests: Mapping[str, str]) -> Text:
+    """Time to first token, and the share of it that the prefill takes.
+
+    `requests` names for each timed request the step that does all of it but the prefill.
+    """
+    rows = []
+    for request, rest in requests.items():
+        pairs = zip(times.times_s(request), times.times_s(rest), strict=True)
+        share = median_interval([1 - rest_s / whole_s for whole_s, rest_s in pairs])
+        rows.append(
+            (
+                request,
+                format_interval_s(times.time_s(request)),
+                format_interval_s(times.time_s(rest)),
+                format_interval(share, digits=4),
+            )
+        )
+    return Text(table(("request", "TTFT", "all but the prefill", "prefill's share"), rows))
+
+
 def verdict_table(statement: str, verdict: Verdict) -> Text:
     """The verdict in a sentence, then every prediction and control with its interval."""
     judged = [("", each) for each in verdict.predictions]
@@ -174,12 +194,13 @@ def judgement_row(
     )
 
 
-def format_interval(interval: Interval) -> str:
+def format_interval(interval: Interval, digits: int = 3) -> str:
     """1.79 [1.75, 1.84]."""
+    middle = format_significant(interval.median, digits)
     if isnan(interval.low):
-        return f"{format_significant(interval.median)} [too few]"
-    low, high = format_significant(interval.low), format_significant(interval.high)
-    return f"{format_significant(interval.median)} [{low}, {high}]"
+        return f"{middle} [too few]"
+    low, high = (format_significant(end, digits) for end in (interval.low, interval.high))
+    return f"{middle} [{low}, {high}]"
 
 
 def format_interval_s(interval: Interval) -> str:
