@@ -14,7 +14,8 @@ from prefill_decode.crossover import (
     throughput_gain_in_rounds,
 )
 from prefill_decode.hardware import Hardware
-from prefill_decode.model_spec import ModelSpec, get
+from prefill_decode.hf_config import get
+from prefill_decode.model_spec import ModelSpec
 from prefill_decode.roofline import step_work
 from prefill_decode.step import Chunk
 

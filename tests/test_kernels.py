@@ -89,7 +89,8 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
 
 def test_without_a_compiler_the_engine_says_so_and_runs_on_torch(tmp_path):
     code = (
-        "from prefill_decode import kernels\nfrom prefill_decode.engine import Engine, SequenceChunk\n"
+        "from prefill_decode import kernels\n"
+        "from prefill_decode.engine import Engine, SequenceChunk\n"
         "from prefill_decode.model_spec import ModelSpec\n"
         "engine = Engine(ModelSpec('m', 1, 16, 32, 2, 1, 8, 30, False, dtype='float32'))\n"
         "print(engine.forward([SequenceChunk(0, [1, 2])]).shape, kernels.why_not())"

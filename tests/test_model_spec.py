@@ -122,10 +122,10 @@ RUN_BY_THE_ENGINE = ("llama", "mistral", "qwen2", "qwen3, head_dim by default", 
 
 def tensors_of_the_engine(model: ModelSpec) -> int:
     weights = random_weights(model, "cpu", seed=0)
-    tensors = [weights.embedding, weights.final_norm, weights.lm_head.weight]
+    tensors = [weights.embedding, weights.positions, weights.final_norm, weights.lm_head.weight]
     for layer in weights.layers:
-        tensors += [layer.attention_norm, layer.mlp_norm, layer.query_norm, layer.key_norm]
-        for linear in (layer.qkv, layer.attention_out, layer.gate, layer.up, layer.down):
+        tensors += [layer.attention_norm, layer.mlp_norm, *(layer.head_norms or ())]
+        for linear in (layer.qkv, layer.attention_out, layer.gate_up, layer.down):
             tensors += [linear.weight, linear.bias]
     distinct = {tensor.data_ptr(): tensor.numel() for tensor in tensors if tensor is not None}
     return sum(distinct.values())
@@ -156,7 +156,7 @@ def test_the_engine_makes_the_parameters_of_every_family_it_runs(name):
     [
         ("mixtral", "mixtures of experts"),
         ("deepseek_v3", "latent attention"),
-        ("gpt2", "MLPs without a gate, LayerNorm, learned positions"),
+        ("gpt2", "MLPs without a gate, LayerNorm"),
         ("falcon one after the other", "ALiBi positions"),
         ("gpt_neox", "partly rotary positions"),
         ("gpt_oss", "attention sinks"),

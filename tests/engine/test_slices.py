@@ -1,13 +1,13 @@
 import pytest
 
-from prefill_decode import model_spec
+from prefill_decode import hf_config
 from prefill_decode.engine import choose_slice
 
 MIB, GB = 2**20, 10**9
 
 
 def test_a_slice_has_the_layers_of_the_model_and_fewer_of_them():
-    whole = model_spec.get("laptop-254m").with_dtype("float32")
+    whole = hf_config.get("laptop-254m").with_dtype("float32")
     cut = choose_slice("auto", 2, "cpu", 32 * MIB, 16 * GB)
     assert cut.layer_params == whole.layer_params
     assert cut.block_params * 8 == whole.block_params  # 2 of 16 layers
