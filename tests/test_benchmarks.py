@@ -146,7 +146,7 @@ def test_an_engine_that_fails_is_left_out_and_the_others_go_on(start, tmp_path, 
     assert all(set(each.times_s) == {"ours"} for each in rounds)
 
 
-def test_steps_share_the_budget_evenly_so_cheap_ones_get_more_rounds(monkeypatch):
+def test_a_step_that_costs_four_times_as_much_gets_half_the_rounds(monkeypatch):
     clock = [0.0]
     cost_s = {"prefill 128": 1.0, "prefill 512": 4.0}
 
@@ -160,11 +160,10 @@ def test_steps_share_the_budget_evenly_so_cheap_ones_get_more_rounds(monkeypatch
 
     monkeypatch.setattr("time.perf_counter", now_s)
     fake = SimpleNamespace(name="ours", time_s=time_s, cpu_s=lambda: 0.0)
-    rounds = engines.measure([fake], list(cost_s), KERNELS, 40.0, spare_cores=64, seed=0)
-    assert 36.0 < sum(cost_s[each.step] for each in rounds) < 40.0
+    rounds = engines.measure([fake], list(cost_s), KERNELS, 60.1, spare_cores=64, seed=0)
     steps = [each.step for each in rounds]
-    assert abs(steps.count("prefill 128") - 20) <= 4
-    assert abs(steps.count("prefill 512") - 5) <= 1
+    assert steps.count("prefill 128") == 20
+    assert steps.count("prefill 512") == 10
 
 
 def test_a_ratio_is_taken_inside_quiet_rounds_that_hold_both_engines():
