@@ -20,6 +20,7 @@ import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -157,7 +158,8 @@ def _environment(name: str, options: Namespace) -> dict[str, str]:
     return environment
 
 
-def run(options: Namespace) -> Record:
+def run(options: Namespace, held: Record | None) -> Record:
+    """The rounds of a new run, after those of `held`. ValueError if they cannot be pooled."""
     import torch
 
     torch.set_num_threads(options.threads)
@@ -165,32 +167,35 @@ def run(options: Namespace) -> Record:
     ceilings = measure_ceilings(machine, "float32", seed=options.seed)
     with ExitStack() as opened:
         adapters = start(options.engines, options, opened)
+        versions = {adapter.name: adapter.version for adapter in adapters}
+        record = Record(machine.title, MODEL, options.threads, versions, ())
+        if held:  # before any time is spent, and with other dice
+            record = held.pooled_with(record)
         rounds = measure(
             adapters,
             options.steps,
             (ceilings.matrix, ceilings.read),
             options.budget,
             spare_cores=machine.cores - options.threads,
-            seed=options.seed,
+            seed=options.seed + len(record.rounds),
         )
-    versions = {adapter.name: adapter.version for adapter in adapters}
-    return Record(machine.title, MODEL, options.threads, versions, tuple(rounds))
+    return replace(record, rounds=(*record.rounds, *rounds))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the engines end too
     options = _read_options(arguments)
     record = read_record(options.json) if options.json and options.json.exists() else None
-    if options.budget > 0:
-        if record:  # other dice for a further run
-            options.seed += len(record.rounds)
-        new = run(options)
-        record = record.pooled_with(new) if record else new
-        if options.json:
-            write_record(record, options.json)
+    try:
+        record = run(options, record) if options.budget > 0 else record
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     if record is None:
         print("nothing to show: give a budget or a file that has rounds", file=sys.stderr)
         return 2
+    if options.json and options.budget > 0:
+        write_record(record, options.json)
     print(report(record))
     if options.write_readme:
         write_between_marks(ROOT / "benchmarks" / "README.md", report(record))
