@@ -62,7 +62,8 @@ def measure(
 
     A step whose round costs four times as much gets half the rounds, which makes the most of a
     budget (Neyman's allocation, for equal spreads). A step's first round is a warm-up outside the
-    budget, and tells what the next will cost. An engine that fails is left out from then on."""
+    budget, and tells what the next will cost. An engine that fails is left out from then on. An
+    interrupt ends the rounds and keeps those that are whole."""
     dice = random.Random(seed)
     running = list(adapters)
     cost_s: dict[str, float] = {}
@@ -78,11 +79,14 @@ def measure(
     rounds: list[Round] = []
     times_run = dict.fromkeys(steps, 0)
     end_s = time.perf_counter() + budget_s
-    while affordable := [s for s in steps if time.perf_counter() + cost_s[s] <= end_s]:
-        shuffled = dice.sample(affordable, len(affordable))
-        step = min(shuffled, key=lambda s: (times_run[s] + 1) * cost_s[s] ** 0.5)
-        rounds.append(one_round(step))
-        times_run[step] += 1
+    try:
+        while affordable := [s for s in steps if time.perf_counter() + cost_s[s] <= end_s]:
+            shuffled = dice.sample(affordable, len(affordable))
+            step = min(shuffled, key=lambda s: (times_run[s] + 1) * cost_s[s] ** 0.5)
+            rounds.append(one_round(step))
+            times_run[step] += 1
+    except KeyboardInterrupt:
+        print(f"stopped early, after {len(rounds)} rounds", file=sys.stderr)
     return rounds
 
 
@@ -183,7 +187,7 @@ def run(options: Namespace, held: Record | None) -> Record:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the engines end too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as an interrupt does
     options = _read_options(arguments)
     record = read_record(options.json) if options.json and options.json.exists() else None
     try:

@@ -146,6 +146,20 @@ def test_an_engine_that_fails_is_left_out_and_the_others_go_on(start, tmp_path, 
     assert all(set(each.times_s) == {"ours"} for each in rounds)
 
 
+def test_an_interrupt_keeps_the_rounds_that_are_whole(capsys):
+    answers = iter([0.1, 0.2, 0.3])
+
+    def time_s(step: str) -> float:
+        if (answer := next(answers, None)) is None:
+            raise KeyboardInterrupt
+        return answer
+
+    fake = SimpleNamespace(name="ours", time_s=time_s, cpu_s=lambda: 0.0)
+    rounds = engines.measure([fake], ["prefill 128"], KERNELS, 60.0, spare_cores=64, seed=0)
+    assert [each.times_s["ours"] for each in rounds] == [0.2, 0.3]
+    assert "after 2 rounds" in capsys.readouterr().err
+
+
 def test_a_step_that_costs_four_times_as_much_gets_half_the_rounds(monkeypatch):
     clock = [0.0]
     cost_s = {"prefill 128": 1.0, "prefill 512": 4.0}
