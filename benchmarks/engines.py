@@ -187,7 +187,6 @@ def run(options: Namespace, held: Record | None) -> Record:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as an interrupt does
     options = _read_options(arguments)
     record = read_record(options.json) if options.json and options.json.exists() else None
     try:
@@ -233,4 +232,5 @@ def _names(known: Sequence[str] | Mapping[str, object]) -> Callable[[str], list[
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as an interrupt does
     sys.exit(main())
