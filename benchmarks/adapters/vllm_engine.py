@@ -1,6 +1,6 @@
 """vLLM on a CPU: its offline engine inside this process, one scheduler step at a time.
 
-Prefill: one request for one token, from arrival to that token; prompts never repeat, so the
+Prefill: one request for one token, from its first step to that token; prompts never repeat, so the
 prefix cache does not help. A prompt longer than vLLM's chunk takes several steps, all counted.
 Decode: requests with prompts of CONTEXT tokens, found in the prefix cache after the first time;
 once each has a token, the next steps bring one token to each and are timed apart. So the context
@@ -17,7 +17,7 @@ os.environ |= {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "3",
+    "VLLM_CPU_KVCACHE_SPACE": "2",
     "VLLM_HOST_IP": "127.0.0.1",
 }
 import vllm
