@@ -1,0 +1,135 @@
+"""Processes: engines that run one at a time, and who else took the cores.
+
+An engine is a process that speaks the line protocol of adapters/serve.py, in a process group of
+its own. It is stopped (SIGSTOP) except while it is asked, so that no idle thread of it spins."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import psutil
+
+from prefill_decode.measure.machine import allowed_cpus
+from prefill_decode.measure.timer import CLOCK_TICK_S, OTHERS_TOLERATED_CORES
+
+LONGEST_ANSWER_S = 300
+LONGEST_START_S = 600
+
+
+class EngineError(Exception):
+    """An engine did not start, did not answer in time, or answered with an error."""
+
+
+class Adapter:
+    """A running engine, stopped except while it is asked."""
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.name = name
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+            start_new_session=True,  # a group of its own: its children stop with it
+        )
+        self.log: list[str] = []
+        self.reader = threading.Thread(target=self._read_log, daemon=True)
+        self.reader.start()
+        try:
+            self.version = str(self._answer(LONGEST_START_S)["version"])
+        except BaseException:
+            self.close()
+            raise
+        self._signal(signal.SIGSTOP)
+
+    def time_s(self, step: str) -> float:
+        """How long one such step takes, by the engine's own account."""
+        self._signal(signal.SIGCONT)
+        try:
+            assert self.process.stdin is not None
+            print(json.dumps({"step": step}), file=self.process.stdin, flush=True)
+            return float(self._answer(LONGEST_ANSWER_S)["time_s"])
+        except BrokenPipeError:
+            raise EngineError(f"{self.name} has ended: {self._last_words()}") from None
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def cpu_s(self) -> float:
+        """Processor time this engine's processes have taken so far."""
+        try:
+            processes = [psutil.Process(self.process.pid)]
+            processes += processes[0].children(recursive=True)
+        except psutil.NoSuchProcess:
+            return 0.0
+        return sum(map(_cpu_s, processes))
+
+    def close(self) -> None:
+        self._signal(signal.SIGKILL)
+        self.process.wait()
+        self.reader.join(1)
+
+    def _answer(self, longest_s: float) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        alarm = threading.Timer(longest_s, self._signal, [signal.SIGKILL])
+        alarm.start()
+        line = self.process.stdout.readline()
+        alarm.cancel()
+        if not line:
+            self.reader.join(1)  # it may have more to say
+            raise EngineError(f"{self.name} gave no answer: {self._last_words()}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise EngineError(f"{self.name}: {answer['error']}")
+        return answer
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, number)
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log = [*self.log[-19:], line.rstrip()]
+
+    def _last_words(self) -> str:
+        return " / ".join(self.log[-3:]) or "no message"
+
+
+class OtherLoad:
+    """Processor time that neither this process nor the engines took since this was made."""
+
+    def __init__(self, adapters: Sequence[Adapter]) -> None:
+        self.adapters = adapters
+        self.started_s = time.perf_counter()
+        self.others_s = self._others_s()
+
+    def took_more_than(self, spare_cores: float) -> bool:
+        elapsed_s = time.perf_counter() - self.started_s
+        tolerated_s = (max(0.0, spare_cores) + OTHERS_TOLERATED_CORES) * elapsed_s
+        return self._others_s() - self.others_s > tolerated_s + 2 * CLOCK_TICK_S
+
+    def _others_s(self) -> float:
+        return _busy_s() - time.process_time() - sum(a.cpu_s() for a in self.adapters)
+
+
+def _busy_s() -> float:
+    """Busy seconds of the processors that this process may use."""
+    every = psutil.cpu_times(percpu=True)
+    fields = ("user", "nice", "system", "irq", "softirq", "steal")
+    cpus = [every[cpu] for cpu in allowed_cpus() if cpu < len(every)]
+    return float(sum(getattr(cpu, field, 0.0) for cpu in cpus for field in fields))
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
