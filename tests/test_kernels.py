@@ -1,6 +1,7 @@
 """The compiled kernels against torch, for sizes that divide by nothing."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -20,6 +21,15 @@ def ready() -> Kernels:
     if found is None:
         pytest.skip(f"no kernels here: {compiled.why_not()}")
     return found
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not (shutil.which("g++") or shutil.which("clang++")),
+    reason="no C++ compiler here",
+)
+def test_where_there_is_a_compiler_the_kernels_compile_and_load():
+    """Else every test of them would be skipped, and a broken source would go unseen."""
+    assert compiled.why_not() is None
 
 
 def noise(*shape, dtype, seed=0):

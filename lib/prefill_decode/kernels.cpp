@@ -14,16 +14,18 @@
 #include <cstring>
 #include <limits>
 #include <omp.h>
+#include <type_traits>
 
 namespace {
 
 constexpr int OUTS_FOR_ONE_ROW = 8;
+constexpr long OUTS_IN_STEP = 8, PIECE = 64;  // outputs
 #if defined(__AVX512F__)
 constexpr int VECTOR_BYTES = 64, ROWS_AT_ONCE = 6, OUTS_AT_ONCE = 4;  // 32 vector registers
 #else
 constexpr int VECTOR_BYTES = 32, ROWS_AT_ONCE = 4, OUTS_AT_ONCE = 2;  // 16 vector registers
 #endif
-constexpr long LARGEST_HEAD = 512, LINE_BYTES = 64, TILE_BYTES = 128 * 1024;  // a tile stays in a core's own cache
+constexpr long LARGEST_HEAD = 512, BLOCK_TOKENS = 64, LINE_BYTES = 64, TILE_BYTES = 128 * 1024;  // a tile stays in a core's own cache
 
 struct bfloat16 {
     uint16_t bits;
@@ -32,6 +34,8 @@ struct bfloat16 {
 template <typename C> struct Vector {
     static constexpr int lanes = VECTOR_BYTES / sizeof(C);
     typedef C type __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(C)), may_alias));
+    typedef std::conditional_t<sizeof(C) == 4, int32_t, int64_t> Bit;
+    typedef Bit bits __attribute__((vector_size(VECTOR_BYTES)));
 };
 
 template <typename S> struct ComputeOf { typedef S type; };
@@ -76,26 +80,45 @@ template <typename C, int lanes = Vector<C>::lanes, typename V> inline C sum(V v
     }
 }
 
+// The sums of four vectors at once, which takes half the shuffles of four sums in turn.
+template <typename C, int lanes = Vector<C>::lanes, typename V> inline void four_sums(const V (&v)[4], C *sums) {
+    if constexpr (lanes > 4) {
+        typedef C Half __attribute__((vector_size(lanes / 2 * sizeof(C)), aligned(sizeof(C))));
+        Half added[4], halves[2];
+        for (int i = 0; i < 4; ++i) {
+            std::memcpy(halves, &v[i], sizeof halves);
+            added[i] = halves[0] + halves[1];
+        }
+        four_sums<C, lanes / 2>(added, sums);
+    } else {
+        static_assert(lanes == 4);
+#if defined(__clang__) || __GNUC__ >= 12
+#define PICK(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+        const auto one = PICK(v[0], v[1], 0, 4, 2, 6) + PICK(v[0], v[1], 1, 5, 3, 7);
+        const auto two = PICK(v[2], v[3], 0, 4, 2, 6) + PICK(v[2], v[3], 1, 5, 3, 7);
+        const auto all = PICK(one, two, 0, 1, 4, 5) + PICK(one, two, 2, 3, 6, 7);
+        std::memcpy(sums, &all, 4 * sizeof(C));
+#else
+        for (int i = 0; i < 4; ++i) sums[i] = (v[i][0] + v[i][1]) + (v[i][2] + v[i][3]);
+#endif
+    }
+}
+
 // exp(x) for x <= 0, to rounding: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
-template <typename C> inline C exponential(C x) {
+template <typename C> inline typename Vector<C>::type exponential(typename Vector<C>::type x) {
+    typedef typename Vector<C>::type V;
+    typedef typename Vector<C>::bits Bits;
     constexpr bool single = sizeof(C) == 4;
     constexpr C least = single ? C(-87) : C(-708);
-    x = x < least ? least : x;
-    const C n = std::floor(x * C(1.4426950408889634074) + C(0.5));
-    const C rest = (x - n * C(0.693145751953125)) - n * C(1.42860682030941723212e-6);
-    C power = C(1);
-    for (int order = single ? 7 : 13; order > 0; --order) power = C(1) + rest * power / C(order);
-    if constexpr (single) {
-        const int32_t bits = (int32_t(n) + 127) << 23;
-        C scale;
-        std::memcpy(&scale, &bits, sizeof scale);
-        return power * scale;
-    } else {
-        const int64_t bits = (int64_t(n) + 1023) << 52;
-        C scale;
-        std::memcpy(&scale, &bits, sizeof scale);
-        return power * scale;
-    }
+    constexpr int bias = single ? 127 : 1023, mantissa = single ? 23 : 52;
+    x = x < least ? V{} + least : x;
+    const Bits n = __builtin_convertvector(x * C(1.4426950408889634074) - C(0.5), Bits);  // to 0
+    const V whole = __builtin_convertvector(n, V);
+    const V rest = (x - whole * C(0.693145751953125)) - whole * C(1.42860682030941723212e-6);
+    V power = V{} + C(1);
+    for (int order = single ? 7 : 13; order > 0; --order) power = C(1) + rest * power * (C(1) / C(order));
+    const Bits scale = (n + bias) << mantissa;
+    return power * reinterpret_cast<const V &>(scale);
 }
 
 // out[n][r] = weights[r] . rows[n] for R outputs and N rows; asks for `ahead` bytes from `next` on.
@@ -117,12 +140,18 @@ inline void dot_products(const W *weights, const C *rows, long in, C (&out)[N][R
             for (int n = 0; n < N; ++n) sums[r][n] += weight * row[n];
         }
     }
-    for (int n = 0; n < N; ++n)
-        for (int r = 0; r < R; ++r) {
-            C total = sum<C>(sums[r][n]);
-            for (long i = steps * lanes; i < in; ++i) total += C(widen(weights[r * in + i])) * rows[n * in + i];
-            out[n][r] = total;
+    for (int n = 0; n < N; ++n) {
+        if constexpr (R % 4 == 0) {
+            for (int r = 0; r < R; r += 4) {
+                const V four[4] = {sums[r][n], sums[r + 1][n], sums[r + 2][n], sums[r + 3][n]};
+                four_sums<C>(four, out[n] + r);
+            }
+        } else {
+            for (int r = 0; r < R; ++r) out[n][r] = sum<C>(sums[r][n]);
         }
+        for (long i = steps * lanes; i < in; ++i)
+            for (int r = 0; r < R; ++r) out[n][r] += C(widen(weights[r * in + i])) * rows[n * in + i];
+    }
 }
 
 template <typename S, typename C> struct Product {
@@ -137,14 +166,14 @@ template <typename S, typename C> struct Product {
     void group(const W *tile, long out, long row, const char *next, long ahead) const {
         C found[N][R];
         dot_products<R, N>(tile, rows + row * in, in, found, next, ahead);
-        for (int n = 0; n < N; ++n)
-            for (int r = 0; r < R; ++r) {
-                const long at = (row + n) * outs + out + r;
-                C value = found[n][r];
-                if (bias) value += widen(bias[out + r]);
-                if (residual) value += widen(residual[at]);
-                store(results + at, value);
-            }
+        for (int n = 0; n < N; ++n) {
+            const long at = (row + n) * outs + out;
+            if (bias)
+                for (int r = 0; r < R; ++r) found[n][r] += widen(bias[out + r]);
+            if (residual)
+                for (int r = 0; r < R; ++r) found[n][r] += widen(residual[at + r]);
+            for (int r = 0; r < R; ++r) store(results + at + r, found[n][r]);
+        }
     }
 
     template <int R, typename W>
@@ -224,15 +253,23 @@ uint64_t read(const uint64_t *words, long count, int threads) {
 
 enum Prologue { PLAIN = 0, NORM = 1, SWIGLU = 2 };
 
+template <typename C> inline typename Vector<C>::type silu(typename Vector<C>::type x) {
+    const auto decay = exponential<C>(x < 0 ? x : -x);
+    return x * (x < 0 ? decay : decay - decay + C(1)) / (C(1) + decay);
+}
+
 // One row as it goes into the product: as it is, RMS-normed, or silu(first half) * second half.
 template <typename S, typename C>
 void prepare(const S *row, const S *gains, C epsilon, int prologue, long in, C *ready) {
     if (prologue == SWIGLU) {
-        for (long i = 0; i < in; ++i) {
-            const C gate = widen(row[i]), decay = exponential<C>(gate < 0 ? gate : -gate);
-            const C sigmoid = (gate < 0 ? decay : C(1)) / (C(1) + decay);
-            ready[i] = gate * sigmoid * widen(row[in + i]);
+        constexpr long lanes = Vector<C>::lanes;
+        long i = 0;
+        for (; i + lanes <= in; i += lanes) {
+            const auto gated = silu<C>(load(row + i)) * load(row + in + i);
+            std::memcpy(ready + i, &gated, sizeof gated);
         }
+        for (; i < in; ++i)
+            ready[i] = silu<C>(typename Vector<C>::type{} + widen(row[i]))[0] * widen(row[in + i]);
         return;
     }
     C squares = 0;
@@ -260,11 +297,14 @@ void product(const S *weights, const S *bias, const S *rows, const S *gains, con
         for (long row = 0; row < num_rows; ++row)
             prepare<S, C>(rows + row * row_size, gains, C(epsilon), prologue, in, ready + row * in);
         const long team = omp_get_num_threads(), me = omp_get_thread_num();
-        const long groups = (outs + OUTS_FOR_ONE_ROW - 1) / OUTS_FOR_ONE_ROW;
-        const long first = groups * me / team * OUTS_FOR_ONE_ROW;
-        const long last = std::min(outs, groups * (me + 1) / team * OUTS_FOR_ONE_ROW);
         C *widened = sizeof(S) == sizeof(C) ? nullptr : ready + num_rows * in + me * tile_size;
-        whole.share(first, last, widened);
+        // Most of the outputs in one run a thread, for memory is fastest in long runs; the rest in
+        // pieces to whoever is done first, for no two cores are equally fast on a shared machine.
+        const long run = outs * 3 / 4 / team / OUTS_IN_STEP * OUTS_IN_STEP, rest = run * team;
+        whole.share(me * run, (me + 1) * run, widened);
+#pragma omp for schedule(dynamic, 1) nowait
+        for (long out = rest; out < outs; out += PIECE)
+            whole.share(out, std::min(outs, out + PIECE), widened);
     }
 }
 
@@ -292,70 +332,123 @@ template <typename S> struct Attention {
             turned[i] = plain[i] * widen(cosine[i]) + plain[(i + half) % head_dim] * widen(sine[i]);
     }
 
-    // One sequence and one KV head: caches the new key and value, then attends for its query heads.
-    void one(long sequence, long kv_head, C *scores) const {
+    // One sequence and one KV head: caches the new key and value, then attends for its query heads,
+    // block by block, so that memory is read once for all of them.
+    void one(long sequence, long kv_head, C *scratch) const {
         const long groups = num_heads / num_kv_heads, position = positions[sequence];
         const S *row = qkv + sequence * (num_heads + 2 * num_kv_heads) * head_dim;
-        const long at = (slots[sequence] * num_kv_heads + kv_head) * capacity;
-        S *head_keys = keys + at * head_dim, *head_values = values + at * head_dim;
-        C turned[LARGEST_HEAD];
-        turn(row + (num_heads + kv_head) * head_dim, key_norm, position, turned);
-        for (long i = 0; i < head_dim; ++i) store(head_keys + position * head_dim + i, turned[i]);
+        const long at = (slots[sequence] * num_kv_heads + kv_head) * capacity * head_dim;
+        S *head_keys = keys + at, *head_values = values + at;
+        C *queries = scratch, *mixed = queries + groups * head_dim, *scores = mixed + groups * head_dim;
+
+        turn(row + (num_heads + kv_head) * head_dim, key_norm, position, queries);
+        for (long i = 0; i < head_dim; ++i) store(head_keys + position * head_dim + i, queries[i]);
         const S *value = row + (num_heads + num_kv_heads + kv_head) * head_dim;
         std::copy(value, value + head_dim, head_values + position * head_dim);
+
         const long first = window ? std::max(0L, position + 1 - window) : 0, seen = position + 1 - first;
+        const S *seen_keys = head_keys + first * head_dim, *seen_values = head_values + first * head_dim;
+        const C scale = C(1) / std::sqrt(C(head_dim));
         for (long group = 0; group < groups; ++group) {
-            const long head = kv_head * groups + group;
-            turn(row + head * head_dim, query_norm, position, turned);
-            attend(turned, head_keys + first * head_dim, head_values + first * head_dim, seen, scores,
-                   attended + (sequence * num_heads + head) * head_dim);
+            C *query = queries + group * head_dim;
+            turn(row + (kv_head * groups + group) * head_dim, query_norm, position, query);
+            for (long i = 0; i < head_dim; ++i) query[i] *= scale;
         }
+        for (long token = 0; token < seen; token += BLOCK_TOKENS)
+            for (long group = 0; group < groups; ++group)
+                score(queries + group * head_dim, seen_keys, token, std::min(seen, token + BLOCK_TOKENS),
+                      group, scores + group * score_size());
+        for (long group = 0; group < groups; ++group) normalise(scores + group * score_size(), seen);
+        std::fill(mixed, mixed + groups * head_dim, C(0));
+        for (long token = 0; token < seen; token += BLOCK_TOKENS)
+            for (long group = 0; group < groups; ++group)
+                mix(scores + group * score_size(), seen_values, token, std::min(seen, token + BLOCK_TOKENS),
+                    group, mixed + group * head_dim);
+        S *result = attended + (sequence * num_heads + kv_head * groups) * head_dim;
+        for (long i = 0; i < groups * head_dim; ++i) store(result + i, mixed[i]);
     }
 
-    void attend(C *query, const S *seen_keys, const S *seen_values, long seen, C *scores,
-                S *result) const {
+    // Asks for one token of the next block, so that memory works while this block is computed: the
+    // query heads of a group take turns.
+    void ask_for(const S *cached, long token, long group) const {
+        if (token % (num_heads / num_kv_heads) != group) return;
+        const char *bytes = reinterpret_cast<const char *>(cached + (token + BLOCK_TOKENS) * head_dim);
+        for (long i = 0; i < head_dim * long(sizeof(S)); i += LINE_BYTES) __builtin_prefetch(bytes + i, 0, 2);
+    }
+
+    void score(const C *query, const S *seen_keys, long token, long last, long group, C *scores) const {
         typedef typename Vector<C>::type V;
         constexpr int lanes = Vector<C>::lanes;
-        const C scale = C(1) / std::sqrt(C(head_dim));
-        C largest = -std::numeric_limits<C>::max();
-        for (long token = 0; token < seen; ++token) {
-            const S *key = seen_keys + token * head_dim;
-            __builtin_prefetch(key + 16 * head_dim);
-            V sums = {};
-            long i = 0;
-            for (; i + lanes <= head_dim; i += lanes) sums += load(query + i) * load(key + i);
-            C score = sum<C>(sums);
-            for (; i < head_dim; ++i) score += query[i] * widen(key[i]);
-            scores[token] = score * scale;
-            largest = std::max(largest, scores[token]);
+        const long whole = head_dim / lanes * lanes;
+        for (; token < last; token += 4) {
+            const int count = int(std::min(4L, last - token));
+            for (int t = 0; t < count; ++t) ask_for(seen_keys, token + t, group);
+            const S *key[4];
+            for (int t = 0; t < 4; ++t) key[t] = seen_keys + (token + std::min(t, count - 1)) * head_dim;
+            V sums[4] = {};
+            for (long i = 0; i < whole; i += lanes)
+                for (int t = 0; t < 4; ++t) sums[t] += load(query + i) * load(key[t] + i);
+            C found[4];
+            four_sums<C>(sums, found);
+            for (int t = 0; t < count; ++t) {
+                for (long i = whole; i < head_dim; ++i) found[t] += query[i] * widen(key[t][i]);
+                scores[token + t] = found[t];
+            }
         }
-        C total = 0;
-        for (long token = 0; token < seen; ++token) {
-            scores[token] = exponential<C>(scores[token] - largest);
-            total += scores[token];
-        }
-        C mixed[LARGEST_HEAD] = {};
-        long token = 0;
-        for (; token + 4 <= seen; token += 4) {
-            const S *value = seen_values + token * head_dim;
-            const C *weight = scores + token;
-            __builtin_prefetch(value + 16 * head_dim);
-            for (long i = 0; i < head_dim; ++i)
-                mixed[i] += weight[0] * widen(value[i]) + weight[1] * widen(value[head_dim + i]) +
-                            weight[2] * widen(value[2 * head_dim + i]) +
-                            weight[3] * widen(value[3 * head_dim + i]);
-        }
-        for (; token < seen; ++token)
-            for (long i = 0; i < head_dim; ++i)
-                mixed[i] += scores[token] * widen(seen_values[token * head_dim + i]);
-        for (long i = 0; i < head_dim; ++i) store(result + i, mixed[i] / total);
     }
 
-    void all(C *scores, int threads) const {
+    // Scores to shares of 1; what lies beyond them up to a whole vector is overwritten.
+    static void normalise(C *scores, long seen) {
+        typedef typename Vector<C>::type V;
+        constexpr long lanes = Vector<C>::lanes;
+        const C largest = *std::max_element(scores, scores + seen);
+        const long padded = (seen + lanes - 1) / lanes * lanes;
+        std::fill(scores + seen, scores + padded, std::numeric_limits<C>::lowest() / 4);
+        V totals = {};
+        for (long token = 0; token < padded; token += lanes) {
+            const V share = exponential<C>(load(scores + token) - largest);
+            std::memcpy(scores + token, &share, sizeof share);
+            totals += share;
+        }
+        const C scale = C(1) / sum<C>(totals);
+        for (long token = 0; token < seen; ++token) scores[token] *= scale;
+    }
+
+    void mix(const C *weights, const S *seen_values, long token, long last, long group, C *mixed) const {
+        constexpr int lanes = Vector<C>::lanes;
+        for (long t = token; t < last; ++t) ask_for(seen_values, t, group);
+        long i = 0;
+        for (; i + 4 * lanes <= head_dim; i += 4 * lanes)
+            mix_columns<4>(weights, seen_values + i, token, last, mixed + i);
+        for (; i + lanes <= head_dim; i += lanes)
+            mix_columns<1>(weights, seen_values + i, token, last, mixed + i);
+        for (; i < head_dim; ++i)
+            for (long t = token; t < last; ++t) mixed[i] += weights[t] * widen(seen_values[t * head_dim + i]);
+    }
+
+    // M vectors of the mixture stay in registers while the tokens pass.
+    template <int M>
+    void mix_columns(const C *weights, const S *columns, long token, long last, C *mixed) const {
+        typedef typename Vector<C>::type V;
+        constexpr int lanes = Vector<C>::lanes;
+        V sums[M];
+        for (int m = 0; m < M; ++m) sums[m] = load(mixed + m * lanes);
+        for (; token < last; ++token) {
+            const C weight = weights[token];
+            for (int m = 0; m < M; ++m) sums[m] += weight * load(columns + token * head_dim + m * lanes);
+        }
+        for (int m = 0; m < M; ++m) std::memcpy(mixed + m * lanes, &sums[m], sizeof(V));
+    }
+
+    // Scratch of one thread: queries and mixtures of a KV head's groups, and their scores.
+    long score_size() const { return capacity + Vector<C>::lanes; }
+    long scratch_size() const { return num_heads / num_kv_heads * (2 * head_dim + score_size()); }
+
+    void all(C *scratch, int threads) const {
 #pragma omp parallel for collapse(2) schedule(static) num_threads(threads)
         for (long sequence = 0; sequence < batch; ++sequence)
             for (long kv_head = 0; kv_head < num_kv_heads; ++kv_head)
-                one(sequence, kv_head, scores + omp_get_thread_num() * capacity);
+                one(sequence, kv_head, scratch + omp_get_thread_num() * scratch_size());
     }
 };
 
@@ -372,13 +465,13 @@ template <typename S> struct Attention {
     extern "C" void attention_##suffix(                                                            \
         const S *qkv, const S *query_norm, const S *key_norm, const S *cosines, const S *sines,    \
         S *keys, S *values, const int64_t *slots, const int64_t *positions, S *attended,           \
-        void *scores, double epsilon, long batch, long num_heads, long num_kv_heads,               \
+        void *scratch, double epsilon, long batch, long num_heads, long num_kv_heads,               \
         long head_dim, long capacity, long window, long turns, int threads) {                      \
         const Attention<S> step = {qkv,   query_norm, key_norm,  cosines,      sines,              \
                                    keys,  values,     slots,     positions,    attended,           \
                                    epsilon, batch,    num_heads, num_kv_heads, head_dim,           \
                                    capacity, window,  turns};                                      \
-        step.all(static_cast<typename ComputeOf<S>::type *>(scores), threads);                     \
+        step.all(static_cast<typename ComputeOf<S>::type *>(scratch), threads);                     \
     }
 
 extern "C" uint64_t read_words(const uint64_t *words, long count, int threads) {

@@ -30,6 +30,7 @@ DTYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "b
 PLAIN, NORM, SWIGLU = 0, 1, 2  # what happens to the rows before a product
 TILE_VALUES = 64 * 1024  # of scratch for each thread, as kernels.cpp asks
 LARGEST_HEAD = 512
+MOST_LANES = 16  # values in a vector register
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 _PRODUCT = [_POINTER] * 7 + [ctypes.c_double, ctypes.c_int] + [_LONG] * 3 + [ctypes.c_int]
@@ -72,11 +73,14 @@ class Kernels:
         num_rows, threads = rows.shape[0], torch.get_num_threads()
         assert rows.shape[1] == (2 * size if prologue == SWIGLU else size)
         assert weight.dtype == rows.dtype
-        assert all(t is None or t.is_contiguous() for t in (weight, rows, bias, residual, gains))
-        assert residual is None or residual.shape == (num_rows, outs)
-        results = torch.empty(num_rows, outs, dtype=rows.dtype)
-        tile_values = max(TILE_VALUES, 8 * size)
-        scratch = torch.empty(num_rows * size + threads * tile_values, dtype=_compute(rows.dtype))
+        assert weight.is_contiguous()
+        assert rows.is_contiguous()
+        assert residual is None or (residual.shape == (num_rows, outs) and residual.is_contiguous())
+        results = rows.new_empty(num_rows, outs)
+        scratch_size = num_rows * size
+        if rows.dtype == torch.bfloat16:
+            scratch_size += threads * max(TILE_VALUES, 8 * size)
+        scratch = torch.empty(scratch_size, dtype=_compute(rows.dtype))
         self._product[rows.dtype](
             weight.data_ptr(),
             _address(bias),
@@ -115,7 +119,9 @@ class Kernels:
         assert keys.is_contiguous()
         assert slots.dtype == positions.dtype == torch.int64
         attended = torch.empty(batch, num_heads * head_dim, dtype=qkv.dtype)
-        scores = torch.empty(threads * capacity, dtype=_compute(qkv.dtype))
+        groups = num_heads // num_kv_heads
+        scratch_size = threads * groups * (2 * head_dim + capacity + MOST_LANES)
+        scratch = torch.empty(scratch_size, dtype=_compute(qkv.dtype))
         cosines, sines = turns or (None, None)
         query_norm, key_norm = norms or (None, None)
         self._attention[qkv.dtype](
@@ -129,7 +135,7 @@ class Kernels:
             slots.data_ptr(),
             positions.data_ptr(),
             attended.data_ptr(),
-            scores.data_ptr(),
+            scratch.data_ptr(),
             epsilon,
             batch,
             num_heads,
