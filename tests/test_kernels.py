@@ -66,6 +66,19 @@ def test_the_norm_and_the_activation_before_a_product_are_torchs(ready, dtype, n
     assert (found.double() - wanted).abs().max() <= TOLERANCE[dtype] * wanted.abs().max()
 
 
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_many_rows_are_prepared_for_torch_as_few_are_for_the_kernel(ready, dtype):
+    rows, gains = 30 * noise(70, 46, dtype=dtype), noise(46, dtype=dtype, seed=1)
+    normed = functional.rms_norm(rows.double(), (46,), gains.double(), 1e-3)
+    found = ready.prepared(rows, NORM, gains, 1e-3)
+    assert found.dtype == dtype
+    assert (found.double() - normed).abs().max() <= TOLERANCE[dtype] * normed.abs().max()
+    gate, up = rows.double().chunk(2, dim=-1)
+    wanted = functional.silu(gate) * up
+    found = ready.prepared(rows, SWIGLU)
+    assert (found.double() - wanted).abs().max() <= TOLERANCE[dtype] * wanted.abs().max()
+
+
 def test_scores_far_apart_neither_overflow_nor_become_nan(ready):
     """One key that outweighs the others by e^2000, in the place where a sum would overflow."""
     keys = torch.zeros(1, 1, 8, 4, dtype=torch.float32)

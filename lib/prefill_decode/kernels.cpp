@@ -15,6 +15,7 @@
 #include <limits>
 #include <omp.h>
 #include <type_traits>
+#include <vector>
 
 namespace {
 
@@ -308,6 +309,23 @@ void product(const S *weights, const S *bias, const S *rows, const S *gains, con
     }
 }
 
+// Rows as they go into a product of many rows, which torch runs.
+template <typename S>
+void prepare_all(const S *rows, const S *gains, S *ready, double epsilon, int prologue,
+                 long num_rows, long in, int threads) {
+    typedef typename ComputeOf<S>::type C;
+    const long row_size = prologue == SWIGLU ? 2 * in : in;
+#pragma omp parallel num_threads(threads)
+    {
+        std::vector<C> wide(in);
+#pragma omp for schedule(static)
+        for (long row = 0; row < num_rows; ++row) {
+            prepare<S, C>(rows + row * row_size, gains, C(epsilon), prologue, in, wide.data());
+            for (long i = 0; i < in; ++i) store(ready + row * in + i, wide[i]);
+        }
+    }
+}
+
 template <typename S> struct Attention {
     typedef typename ComputeOf<S>::type C;
     const S *qkv;                  // [B, (H + 2K) D], not yet turned
@@ -461,6 +479,10 @@ template <typename S> struct Attention {
         long outs, int threads) {                                                                  \
         product<S>(weights, bias, rows, gains, residual, results, scratch, epsilon, prologue,      \
                    num_rows, in, outs, threads);                                                   \
+    }                                                                                              \
+    extern "C" void prepare_##suffix(const S *rows, const S *gains, S *ready, double epsilon,       \
+                                     int prologue, long num_rows, long in, int threads) {          \
+        prepare_all<S>(rows, gains, ready, epsilon, prologue, num_rows, in, threads);              \
     }                                                                                              \
     extern "C" void attention_##suffix(                                                            \
         const S *qkv, const S *query_norm, const S *key_norm, const S *cosines, const S *sines,    \

@@ -34,6 +34,7 @@ MOST_LANES = 16  # values in a vector register
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 _PRODUCT = [_POINTER] * 7 + [ctypes.c_double, ctypes.c_int] + [_LONG] * 3 + [ctypes.c_int]
+_PREPARE = [_POINTER] * 3 + [ctypes.c_double, ctypes.c_int] + [_LONG] * 2 + [ctypes.c_int]
 _ATTENTION = [_POINTER] * 11 + [ctypes.c_double] + [_LONG] * 7 + [ctypes.c_int]
 
 
@@ -43,6 +44,9 @@ class Kernels:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._product = {dtype: getattr(library, f"product_{n}") for dtype, n in DTYPES.items()}
         self._attention = {dtype: getattr(library, f"attention_{n}") for dtype, n in DTYPES.items()}
+        self._prepare = {dtype: getattr(library, f"prepare_{n}") for dtype, n in DTYPES.items()}
+        for function in self._prepare.values():
+            function.argtypes, function.restype = _PREPARE, None
         for function in self._product.values():
             function.argtypes, function.restype = _PRODUCT, None
         for function in self._attention.values():
@@ -56,6 +60,26 @@ class Kernels:
         assert values.is_contiguous()
         assert num_bytes % 8 == 0
         return int(self._read(values.data_ptr(), num_bytes // 8, torch.get_num_threads()))
+
+    def prepared(
+        self, rows: Tensor, prologue: int, gains: Tensor | None = None, epsilon: float = 0.0
+    ) -> Tensor:
+        """[N, in] from [N, in] for NORM or [N, 2 in] for SWIGLU, ready for a product by torch."""
+        size = rows.shape[1] // 2 if prologue == SWIGLU else rows.shape[1]
+        assert rows.is_contiguous()
+        assert gains is None or (gains.shape == (size,) and gains.dtype == rows.dtype)
+        ready = rows.new_empty(rows.shape[0], size)
+        self._prepare[rows.dtype](
+            rows.data_ptr(),
+            _address(gains),
+            ready.data_ptr(),
+            epsilon,
+            prologue,
+            rows.shape[0],
+            size,
+            torch.get_num_threads(),
+        )
+        return ready
 
     def product(
         self,

@@ -40,7 +40,10 @@ class Linear:
         """[N, in] -> [N, out], the rows RMS-normed first."""
         if self.kernels and self._few(rows):
             return self._by_kernel(rows, prologue=NORM, gains=gains, epsilon=epsilon)
-        normed = functional.rms_norm(rows, (rows.shape[-1],), gains, epsilon)
+        if self.kernels:
+            normed = self.kernels.prepared(rows.contiguous(), NORM, gains, epsilon)
+        else:
+            normed = functional.rms_norm(rows, (rows.shape[-1],), gains, epsilon)
         return self._by_torch(normed)
 
     def add_to(self, rows: Tensor, residual: Tensor) -> Tensor:
@@ -55,6 +58,8 @@ class Linear:
         """residual + y of silu(gate) * up, the halves of [N, 2 in]."""
         if self.kernels and self._few(gate_and_up):
             return self._by_kernel(gate_and_up, prologue=SWIGLU, residual=residual)
+        if self.kernels:
+            return self.add_to(self.kernels.prepared(gate_and_up, SWIGLU), residual)
         gate, up = gate_and_up.chunk(2, dim=-1)
         return self.add_to(functional.silu(gate).mul_(up), residual)
 
