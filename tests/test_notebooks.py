@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from pybtex.database import parse_file
 
 from prefill_decode.book import find_project
 from prefill_decode.book.parameters import read_parameters
@@ -122,6 +123,13 @@ def test_links_between_chapters_point_to_files(notebook):
     for cell in notebook.cells:
         for target in re.findall(r"\]\(([^)#:]+)\)", cell.source):
             assert (Path(ROOT) / "notebooks" / target).exists(), target
+
+
+def test_the_bibliography_can_be_read_and_holds_what_is_cited(notebook):
+    entries = parse_file(ROOT / "book" / "references.bib").entries
+    cited = re.findall(r"\{cite:t\}`([^`]+)`", "\n".join(cell.source for cell in notebook.cells))
+    assert cited
+    assert set(cited) <= set(entries)
 
 
 def test_part_one_has_its_chapters():
