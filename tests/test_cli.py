@@ -77,6 +77,18 @@ def test_doctor_says_what_it_found_and_exits_1_for_a_finding(monkeypatch, capsys
     assert cli.main(["doctor", "--device", "cpu"]) == 0
 
 
+def test_what_doctor_only_notes_leaves_the_exit_code_at_0(monkeypatch, capsys):
+    monkeypatch.setattr(measure, "examine", lambda machine: [])
+    monkeypatch.setattr(measure, "notes", lambda machine: ["a slice"])
+    assert cli.main(["doctor", "--device", "cpu"]) == 0
+    assert "a slice\n    -> nothing to mend" in capsys.readouterr().out
+    assert cli.main(["doctor", "--device", "cpu", "--json"]) == 0
+    assert strict(capsys.readouterr().out)["notes"] == ["a slice"]
+    monkeypatch.setattr(measure, "notes", lambda machine: [])
+    assert cli.main(["doctor", "--device", "cpu"]) == 0
+    assert "nothing found" in capsys.readouterr().out
+
+
 def test_hardware_prints_one_row_or_all_as_text_and_as_strict_json(capsys):
     assert cli.main(["hardware", "--dtype", "fp8", "--json"]) == 0
     rows = strict(capsys.readouterr().out)["accelerators"]

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from pybtex.database import parse_file
 
 from prefill_decode.book import find_project
 from prefill_decode.book.parameters import read_parameters
+from prefill_decode.book.project import read_yaml
 from tests.conftest import ROOT
 
 PROJECT = find_project(ROOT)
@@ -23,6 +25,8 @@ ORDER = [
     "Exercises",
     "Sources",
 ]
+PARTS = {part["caption"]: part["chapters"] for part in read_yaml(ROOT / "_toc.yml")["parts"]}
+PART_ONE = [Path(chapter["file"]).name for chapter in PARTS["Part I. Two phases"]]
 FORBIDDEN = (ast.FunctionDef, ast.ClassDef, ast.Lambda, ast.For, ast.While, ast.Try, ast.With)
 
 
@@ -45,6 +49,11 @@ def test_every_notebook_is_a_chapter_and_every_chapter_a_notebook():
 def test_parameters_are_one_cell_of_literals_with_the_common_names(path):
     names = read_parameters(path)
     assert {"device", "model_name", "budget_s", "seed", "results_dir"} <= set(names)
+
+
+def test_every_notebook_measures_equally_long_unless_told_otherwise():
+    budgets_s = {path.stem: read_parameters(path)["budget_s"].default for path in NOTEBOOKS}
+    assert set(budgets_s.values()) == {35.0}, budgets_s
 
 
 def test_notebooks_carry_no_outputs_and_stable_ids(notebook):
@@ -114,3 +123,30 @@ def test_links_between_chapters_point_to_files(notebook):
     for cell in notebook.cells:
         for target in re.findall(r"\]\(([^)#:]+)\)", cell.source):
             assert (Path(ROOT) / "notebooks" / target).exists(), target
+
+
+def test_the_bibliography_can_be_read_and_holds_what_is_cited(notebook):
+    entries = parse_file(ROOT / "book" / "references.bib").entries
+    cited = re.findall(r"\{cite:t\}`([^`]+)`", "\n".join(cell.source for cell in notebook.cells))
+    assert cited
+    assert set(cited) <= set(entries)
+
+
+def test_part_one_has_its_chapters():
+    assert PART_ONE[0] == "kv_cache_is_exact"
+    assert len(PART_ONE) >= 8
+
+
+@pytest.mark.parametrize(
+    ("before", "name", "after"),
+    list(zip([None, *PART_ONE[:-1]], PART_ONE, [*PART_ONE[1:], None], strict=True)),
+    ids=PART_ONE,
+)
+def test_before_and_next_are_the_neighbours_in_the_table_of_contents(before, name, after):
+    notebook = nbformat.read(PROJECT.notebook(name), as_version=4)
+    sources = notebook.cells[-1].source
+    for word, neighbour in (("Before", before), ("Next", after)):
+        found = re.findall(rf"{word}: \[([^\]]+)\]\((\w+)\.ipynb\)", sources)
+        links = [(title.lower(), target) for title, target in found]
+        expected = [(PROJECT.title(neighbour).lower(), neighbour)] if neighbour else []
+        assert links == expected, name

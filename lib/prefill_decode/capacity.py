@@ -2,7 +2,8 @@
 
 Counts:  the weights once and the keys and values of every token, in the model's dtype.
 Ignores: activations, workspaces and what an allocator cannot use, so fewer fit than this says; and
-         a second copy of the weights, which this book's engine keeps on a CPU for speed alone.
+         the second copy of float32 weights that this book's engine keeps, for speed alone, on a CPU
+         where its own kernels could not be compiled.
 Source:  Kwon et al., "PagedAttention" (2023), section 3: the cache is what limits a batch.
 """
 

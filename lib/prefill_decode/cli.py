@@ -77,15 +77,17 @@ def doctor(options: argparse.Namespace) -> int:
     from prefill_decode import measure
 
     machine = measure.describe_machine(options.device)
-    findings = measure.examine(machine)
+    findings, notes = measure.examine(machine), measure.notes(machine)
     if options.json:
         found = [{"problem": f.problem, "mend": f.mend} for f in findings]
-        _print_json({"machine": machine.as_dict(), "findings": found})
+        _print_json({"machine": machine.as_dict(), "findings": found, "notes": notes})
     else:
         print(f"{machine.title}: device {machine.device}, {machine.threads} threads")
         for finding in findings:
             print(f"  {finding.problem}\n    -> {finding.mend}")
-        if not findings:
+        for note in notes:
+            print(f"  {note}\n    -> nothing to mend")
+        if not findings and not notes:
             print("  nothing found that would make numbers lie")
     return FINDING if findings else FINE
 
@@ -373,7 +375,7 @@ def _parser() -> argparse.ArgumentParser:
             "--budget",
             type=_positive_seconds,
             metavar="SECONDS",
-            help="about how long each notebook measures, in six rounds at least (default: 50)",
+            help="about how long each notebook measures, in six rounds at least (default: 35)",
         )
         added.add_argument(
             "--timeout",

@@ -1,15 +1,17 @@
 """Each fault is planted in turn and must be found; a healthy machine must be left in peace."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from prefill_decode.measure import doctor, examine
+from prefill_decode import kernels
+from prefill_decode.measure import doctor, examine, notes
 
 
 @pytest.fixture
 def healthy(monkeypatch):
-    """A quiet machine on mains power."""
+    """A quiet machine on mains power, with a compiler."""
     fake = SimpleNamespace(
         cpu_percent=lambda interval, percpu: [1.0, 0.5],
         cpu_times_percent=lambda interval: SimpleNamespace(steal=0.0),
@@ -18,6 +20,8 @@ def healthy(monkeypatch):
         sensors_battery=lambda: SimpleNamespace(power_plugged=True),
     )
     monkeypatch.setattr(doctor, "psutil", fake)
+    monkeypatch.setattr(doctor.sys, "platform", "linux")
+    monkeypatch.setattr(kernels, "why_not", lambda: None)
     return fake
 
 
@@ -29,6 +33,7 @@ def problems(machine, tmp_path):
 
 def test_a_healthy_machine_has_no_findings(healthy, machine, tmp_path):
     assert problems(machine, tmp_path) == ""
+    assert notes(machine) == []
 
 
 @pytest.mark.parametrize(
@@ -86,3 +91,37 @@ def test_threads_above_cores_and_an_unknown_cache_are_named(healthy, machine, tm
 def test_a_debug_build_is_named(healthy, machine, tmp_path, monkeypatch):
     monkeypatch.setattr(doctor.sysconfig, "get_config_var", lambda name: name == "Py_DEBUG")
     assert "debug build" in problems(machine, tmp_path)
+
+
+@pytest.fixture
+def no_kernels(healthy, monkeypatch):
+    monkeypatch.setattr(kernels, "why_not", lambda: "there is no C++ compiler: install g++")
+
+
+def test_a_missing_compiler_is_named_on_a_cpu_and_no_matter_on_a_gpu(no_kernels, machine, tmp_path):
+    (finding,) = examine(machine, watch_s=0, cpu_folder=tmp_path)
+    assert "without compiled kernels" in finding.problem
+    assert "there is no C++ compiler" in finding.problem
+    assert "g++" in finding.mend
+    assert problems(replace(machine, device="cuda"), tmp_path) == ""
+    assert notes(machine) == []
+
+
+def test_a_system_without_kernels_is_noted_because_no_compiler_mends_it(
+    no_kernels, machine, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(doctor.sys, "platform", "darwin")
+    assert problems(machine, tmp_path) == ""
+    (note,) = notes(machine)
+    assert "without compiled kernels" in note
+    assert notes(replace(machine, device="mps")) == []
+
+
+def test_a_slice_of_a_host_is_noted_because_nobody_can_mend_it(healthy, machine, tmp_path):
+    part = replace(machine, cores=2, last_level_cache_bytes=300 * 2**20)
+    assert problems(part, tmp_path) == ""
+    (note,) = notes(part)
+    assert "33.6 MB of its 315 MB" in note  # 2 cores of 16 MiB each; 300 MiB
+    assert "void" in note
+    assert notes(replace(part, last_level_cache_bytes=None)) == []
+    assert notes(replace(part, last_level_cache_bytes=2 * 16 * 2**20)) == []

@@ -1,7 +1,7 @@
 """Measure: time steps, find this machine's ceilings, describe the machine and what disturbs it."""
 
 from prefill_decode.measure.ceilings import Ceilings, measure_ceilings
-from prefill_decode.measure.doctor import Finding, examine
+from prefill_decode.measure.doctor import Finding, examine, notes
 from prefill_decode.measure.machine import Machine, describe_machine
 from prefill_decode.measure.timer import Kernel, Timings, interleave
 
@@ -15,4 +15,5 @@ __all__ = [
     "examine",
     "interleave",
     "measure_ceilings",
+    "notes",
 ]

@@ -1,6 +1,8 @@
 """Doctor: what on this machine will make numbers lie, and the mend.
 
-Looks only; changes nothing. Each check returns a finding or nothing.
+Looks only; changes nothing but the kernels' cache, where they are compiled first. Each check
+returns a finding or nothing. What nobody can mend on this machine is a note, not a finding: it
+belongs beside the numbers and keeps no one from measuring.
 """
 
 import sys
@@ -37,8 +39,15 @@ def examine(machine: Machine, watch_s: float = 1.0, cpu_folder: Path = CPU_FOLDE
         _too_many_threads(machine),
         _debug_build(),
         _cache_unknown(machine),
+        _without_kernels(machine),
     ]
     return [finding for finding in checks if finding is not None]
+
+
+def notes(machine: Machine) -> list[str]:
+    """What cannot be mended on this machine and may still void or worsen results, in sentences."""
+    found = [_slice_of_a_host(machine), _kernels_for_another_system(machine)]
+    return [note for note in found if note is not None]
 
 
 def _busy_cores(watch_s: float) -> Finding | None:
@@ -141,4 +150,39 @@ def _cache_unknown(machine: Machine) -> Finding | None:
     return Finding(
         "the system does not say how large the last-level cache is",
         "the book assumes 32 MB; on a larger one choose a larger model with -p model_name=...",
+    )
+
+
+def _without_kernels(machine: Machine) -> Finding | None:
+    reason = _why_no_kernels(machine)
+    if reason is None or sys.platform != "linux":
+        return None
+    return Finding(
+        f"decode runs without compiled kernels, and more slowly ({reason})",
+        "install a C++ compiler that works, such as g++; CXX names another",
+    )
+
+
+def _kernels_for_another_system(machine: Machine) -> str | None:
+    reason = _why_no_kernels(machine)
+    if reason is None or sys.platform == "linux":
+        return None
+    return f"decode runs without compiled kernels, and more slowly ({reason})"
+
+
+def _why_no_kernels(machine: Machine) -> str | None:
+    """Compiles them where nobody has yet. Torch is needed here only, hence the import."""
+    from prefill_decode import kernels
+
+    return kernels.why_not() if machine.device == "cpu" else None
+
+
+def _slice_of_a_host(machine: Machine) -> str | None:
+    reported = machine.last_level_cache_bytes
+    if reported is None or machine.cache_bytes >= reported:
+        return None
+    return (
+        f"this is a slice of a larger host: {format_bytes(machine.cache_bytes)} of its "
+        f"{format_bytes(reported)} of last-level cache are counted as these cores'; where the "
+        "neighbours leave more, steps come out faster than memory allows, and a verdict is void"
     )
