@@ -93,7 +93,7 @@ def _fused_attention(
     """The same by torch's fused kernel, which accelerators have for the bottom-right mask."""
     new_tokens, num_heads, _ = queries.shape
     num_kv_heads, total_tokens, _ = keys.shape
-    mask = causal_lower_right(new_tokens, total_tokens)
+    mask: Tensor = causal_lower_right(new_tokens, total_tokens)
     if window is not None and window < total_tokens:
         own = torch.arange(total_tokens - new_tokens, total_tokens, device=keys.device)
         future = torch.arange(total_tokens, device=keys.device) > own[:, None]
