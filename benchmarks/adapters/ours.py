@@ -8,16 +8,18 @@ from pathlib import Path
 import torch
 from serve import Options, median_time_of, serve, time_of
 
-from prefill_decode import __version__, engine, model_spec
+from prefill_decode import __version__, engine, hf_config, kernels
 from prefill_decode.engine import StepRunner
 from prefill_decode.step import Chunk
 
 ENGINE = Path(engine.__file__).parent
+KERNELS = (Path(kernels.__file__), kernels.SOURCE)
 
 
 def _code_mark() -> str:
     """Names the engine's code: rounds of another state of it must not be pooled with these."""
-    code = [path.read_bytes() for path in sorted(ENGINE.iterdir()) if path.is_file()]
+    paths = [*sorted(path for path in ENGINE.iterdir() if path.is_file()), *KERNELS]
+    code = [path.read_bytes() for path in paths]
     return sha256(b"".join(code)).hexdigest()[:7]
 
 
@@ -26,7 +28,7 @@ class Ours:
 
     def __init__(self, options: Options) -> None:
         torch.set_num_threads(options.threads)
-        model = model_spec.get(options.model).with_dtype("float32")
+        model = hf_config.get(options.model).with_dtype("float32")
         prompts = {tokens: [Chunk(tokens)] for tokens in options.prefills}
         batches = {(b, context): [Chunk(1, context)] * b for b, context in options.decodes}
         self.prefills = StepRunner(model, prompts, "cpu", seed=0).steps if prompts else {}
