@@ -14,7 +14,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from prefill_decode import model_spec
+from prefill_decode import hf_config
 from prefill_decode.model_spec import ModelSpec
 
 CONTEXT_TOKENS = 4096
@@ -39,7 +39,7 @@ GGUF_NAMES = {
 def main() -> None:
     name, folder = sys.argv[1], Path(sys.argv[2])
     torch.manual_seed(0)
-    spec = model_spec.get(name)
+    spec = hf_config.get(name)
     model = LlamaForCausalLM(llama_config(spec))
     model.save_pretrained(folder / name)
     tokenizer(spec.vocab_size).save_pretrained(folder / name)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from prefill_decode import model_spec
+from prefill_decode import hf_config
 from prefill_decode.hardware import Hardware
 from prefill_decode.model_spec import ModelSpec
 from prefill_decode.plots.tables import format_interval, table
@@ -66,7 +66,7 @@ def write_record(record: Record, path: Path) -> None:
 
 def report(record: Record) -> str:
     """The table, and what it was measured on and with."""
-    model = model_spec.get(record.model).with_dtype("float32")
+    model = hf_config.get(record.model).with_dtype("float32")
     rounds = record.rounds
     quiet = [r for r in rounds if not r.disturbed]
     closing = [
