@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from prefill_decode import model_spec
+from prefill_decode import hf_config
 from prefill_decode.measure import Kernel
 from tests.conftest import ROOT
 
@@ -184,7 +184,7 @@ def test_a_ratio_is_taken_inside_quiet_rounds_that_hold_both_engines():
     rounds = [a_round("prefill 128", ours=t, peer=2 * t) for t in (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)]
     rounds += [a_round("prefill 128", disturbed=True, ours=1.0, peer=90.0)]
     rounds += [a_round("prefill 128", ours=1000.0), a_round("prefill 128", peer=5.0)]
-    table = engines_table(rounds, model_spec.get("laptop-254m").with_dtype("float32"))
+    table = engines_table(rounds, hf_config.get("laptop-254m").with_dtype("float32"))
     cells = [cell.strip() for cell in table.splitlines()[-1].split("|")]
     assert cells[1] == "prefill 128"
     assert cells[2] == "800 ms, n=7"  # 0.1 to 3.2 and 1000: the fourth
@@ -193,12 +193,12 @@ def test_a_ratio_is_taken_inside_quiet_rounds_that_hold_both_engines():
 
 def test_a_step_without_quiet_rounds_leaves_its_cells_empty():
     rounds = [a_round("prefill 128", disturbed=True, ours=1.0, peer=2.0)]
-    table = engines_table(rounds, model_spec.get("laptop-254m").with_dtype("float32"))
+    table = engines_table(rounds, hf_config.get("laptop-254m").with_dtype("float32"))
     assert table.splitlines()[-1] == "| prefill 128 |  |  |  |"
 
 
 def test_the_share_reached_is_the_least_time_over_the_time():
-    model = model_spec.get("laptop-254m").with_dtype("float32")
+    model = hf_config.get("laptop-254m").with_dtype("float32")
     layer = 1024 * (1024 + 512 + 512) + 1024 * 1024 + 3 * 1024 * 2816
     weight_bytes = 4 * (16 * layer + 32000 * 1024)
     cache_bytes = 16 * 2 * 512 * 4 * 513
