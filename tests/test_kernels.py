@@ -130,3 +130,18 @@ def test_a_second_process_finds_the_compiled_file_and_nothing_half_written(ready
         done = run_python(code, XDG_CACHE_HOME=str(tmp_path))
         assert done.stdout.strip() == "None", done.stdout + done.stderr
     assert [path.suffix for path in (tmp_path / "prefill-decode").iterdir()] == [".so"]
+
+
+def test_a_product_of_no_rows_is_empty(ready):
+    weight = noise(64, 32, dtype=torch.float32)
+    assert ready.product(weight, torch.empty(0, 32)).shape == (0, 64)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="kernels are compiled on Linux only")
+def test_a_compiler_that_fails_at_once_is_a_reason_and_no_crash(monkeypatch, tmp_path):
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho error: no licence >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", f"{broken} --quiet")
+    reason = compiled._library.__wrapped__()
+    assert "no licence" in str(reason)

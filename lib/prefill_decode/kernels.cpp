@@ -288,6 +288,7 @@ void product(const S *weights, const S *bias, const S *rows, const S *gains, con
              S *results, void *scratch, double epsilon, int prologue, long num_rows, long in,
              long outs, int threads) {
     typedef typename ComputeOf<S>::type C;
+    if (!num_rows) return;
     C *ready = static_cast<C *>(scratch);  // [num_rows, in], then a tile for each thread
     const long row_size = prologue == SWIGLU ? 2 * in : in;
     const long tile_size = std::max<long>(TILE_BYTES / long(sizeof(C)), OUTS_AT_ONCE * in);

@@ -13,6 +13,7 @@ Kept in: the user's cache folder, one file for each source, compiler and CPU.
 
 import ctypes
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -204,16 +205,20 @@ def _library() -> Kernels | str:
 def _compiled(compiler: str) -> Path:
     """The shared library, from the cache folder or freshly compiled into it."""
     folder = _cache_folder()
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    mark = sha256(SOURCE.read_bytes() + version + _cpu_mark() + " ".join(FLAGS).encode())
+    words = shlex.split(compiler)  # CXX may be "ccache g++"
+    version = subprocess.run(
+        [*words, "--version"], capture_output=True, check=True, text=True, timeout=60
+    ).stdout
+    marked = version + compiler
+    mark = sha256(SOURCE.read_bytes() + marked.encode() + _cpu_mark() + " ".join(FLAGS).encode())
     path = folder / f"kernels-{mark.hexdigest()[:16]}.so"
     if path.exists():
         return path
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         compiled, linked = Path(scratch) / "kernels.o", Path(scratch) / "kernels.so"
         # Linked without -fopenmp: its functions come from the runtime that torch has loaded.
-        compiling = [compiler, *FLAGS, "-c", str(SOURCE), "-o", str(compiled)]
-        linking = [compiler, "-shared", str(compiled), "-o", str(linked)]
+        compiling = [*words, *FLAGS, "-c", str(SOURCE), "-o", str(compiled)]
+        linking = [*words, "-shared", str(compiled), "-o", str(linked)]
         for command in (compiling, linking):
             subprocess.run(command, capture_output=True, check=True, text=True, timeout=300)
         os.replace(linked, path)
