@@ -285,3 +285,27 @@ def test_a_reader_that_has_seen_enough_is_no_fault():
     _, words = listing.communicate(timeout=60)
     assert words == ""
     assert listing.returncode == 0
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
+def test_a_closed_output_is_no_fault(closed):
+    command = f'"{sys.executable}" -m prefill_decode.cli hardware h200 {closed}'
+    done = subprocess.run(
+        command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_with_stderr_closed_a_mistake_does_not_appear_among_the_results():
+    command = f'"{sys.executable}" -m prefill_decode.cli hardware abacus --json 2>&-'
+    done = subprocess.run(
+        command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_a_terminal_that_lacks_a_letter_gets_its_number(monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    done = run(*CERTIFY, "--tpot", "300us")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "300 \\xb5s" in done.stdout

@@ -472,3 +472,29 @@ def test_a_misspelt_model_is_answered_with_the_nearest():
     for word in ("x" * 5000, "a\0b"):
         with pytest.raises(ValueError, match=r"xxx|a\\x00b"):
             find(word)
+
+
+@pytest.mark.parametrize("key", ["rope_theta", "rms_norm_eps"])
+def test_a_whole_number_beyond_every_float_is_refused_like_infinity(key):
+    with pytest.raises(ValueError, match="must be a positive number"):
+        from_config({**LLAMA, key: 10**400}, "llama")
+
+
+def test_more_shared_experts_than_can_be_counted_are_refused():
+    config = {**TINY_MODELS["deepseek_v3"], "n_shared_experts": 10**400}
+    with pytest.raises(ValueError, match="n_shared_experts must be a count"):
+        from_config({**config, "model_type": "deepseek_v3"}, "deepseek")
+
+
+def test_a_value_of_any_length_is_shown_in_a_short_sentence():
+    for change in ({"dtype": "x" * 10_000}, {"n_embd": "x" * 10_000}):
+        with pytest.raises(ValueError, match="got") as refused:
+            from_config({**LLAMA, **change}, "llama")
+        assert len(str(refused.value)) < 400
+
+
+def test_a_key_that_is_given_twice_is_refused_and_no_value_chosen(tmp_path):
+    text = json.dumps(LLAMA)[:-1] + ', "hidden_size": 16}'
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match="a key is given once; got 'hidden_size' twice"):
+        read(tmp_path)

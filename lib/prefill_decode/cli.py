@@ -4,6 +4,7 @@ Exit codes: 0 fine, 1 a finding (a chapter that failed, a machine that will lie)
 """
 
 import argparse
+import io
 import json
 import os
 import signal
@@ -28,6 +29,7 @@ OPTIONS_FOR = {"device": "--device", "budget_s": "--budget", "results_dir": "--r
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. What a user did wrong is a sentence, never a traceback."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
+    _prepare_streams()
     options = _parser().parse_args(arguments)
     try:
         code = int(options.verb(options))
@@ -52,6 +54,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("prefill-decode: interrupted; what had finished is kept", file=sys.stderr)
         return INTERRUPTED
+
+
+def _prepare_streams() -> None:
+    """A stream that was closed swallows what is printed, and one that lacks a letter escapes it."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, io.StringIO())
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def list_claims(options: argparse.Namespace) -> int:

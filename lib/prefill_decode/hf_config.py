@@ -10,15 +10,16 @@ Source:  the configuration and model code of Hugging Face transformers 5, with w
 """
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
-from math import inf
 from pathlib import Path
 from typing import Any
 
 from prefill_decode.did_you_mean import did_you_mean
 from prefill_decode.model_spec import (
+    LARGEST_COUNT,
     MOST_LAYERS,
     Experts,
     LatentAttention,
@@ -91,7 +92,9 @@ class Keys:
         given = {name: self.config[name] for name in names if self.config.get(name) is not None}
         values = list(given.values())
         if any(value != values[0] for value in values[1:]):
-            raise ValueError(f"{self.name}: {' and '.join(given)} mean the same; got {given}")
+            raise ValueError(
+                f"{self.name}: {' and '.join(given)} mean the same; got {given!s:.120}"
+            )
         return values[0] if values else default
 
     def count(self, key: str, default: int | None = None) -> int:
@@ -110,7 +113,8 @@ class Keys:
 
     def positive(self, key: str, default: float) -> float:
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value <= sys.float_info.max:  # JSON's whole numbers have no end
             raise ValueError(f"{self.name}: {key} must be a positive number; got {value!r:.60}")
         return float(value)
 
@@ -184,7 +188,17 @@ def _parsed(path: Path) -> Any:
         raise ValueError("it is no regular file")
     if path.stat().st_size > LARGEST_FILE_BYTES:
         raise ValueError(f"it has at most {LARGEST_FILE_BYTES} bytes; got {path.stat().st_size}")
-    return json.loads(path.read_text(encoding="utf-8-sig"))
+    return json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys differ; of two values for one key either might be meant."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"a key is given once; got {twice!r:.60} twice")
+    return found
 
 
 def names() -> list[str]:
@@ -533,7 +547,7 @@ def _deepseek_experts(keys: Keys) -> Experts:
         )
     every = keys.count("moe_layer_freq", 1)
     size, shared = keys.count("moe_intermediate_size"), keys.get("n_shared_experts", 0)
-    if type(shared) is not int or shared < 0:
+    if type(shared) is not int or not 0 <= shared < LARGEST_COUNT:
         raise ValueError(f"{keys.name}: n_shared_experts must be a count; got {shared!r:.60}")
     return Experts(
         keys.count("num_experts"),

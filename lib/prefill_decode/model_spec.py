@@ -162,7 +162,7 @@ class ModelSpec:
     def _check_dtype(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(
-                f"{self.name}: dtype must be one of {', '.join(DTYPES)}; got {self.dtype!r}"
+                f"{self.name}: dtype must be one of {', '.join(DTYPES)}; got {self.dtype!r:.60}"
             )
         if self.dtype == "mxfp4" and self.experts is None:
             raise ValueError(
