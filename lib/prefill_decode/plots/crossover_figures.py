@@ -116,21 +116,15 @@ def _draw(
 
 
 def _label_lines(axes: Any, span: tuple[float, float], constant: float) -> None:
+    low = (span[0] * constant) ** 0.5  # between the lowest points and the middle ones
     axes.annotate(
-        "as the ceilings predict",
-        (span[1], span[1]),
-        (-42, -46),
-        textcoords="offset points",
-        ha="right",
-        va="bottom",
+        "as the ceilings predict", (low, low), (8, -3), textcoords="offset points", va="top"
     )
     axes.annotate(
         f"best single constant: {_short(constant)}",
-        (span[1], constant),
-        (-4, -5),
+        (span[0], constant),
+        (4, 4),
         textcoords="offset points",
-        ha="right",
-        va="top",
         color=ORANGE,
     )
 
