@@ -11,6 +11,8 @@ LAYERS = [  # lowest first; a part may import from lower layers and from itself
     {
         "roofline",
         "crossover",
+        "crossover_map",
+        "crossover_atlas",
         "capacity",
         "batching",
         "certify",
@@ -37,7 +39,10 @@ INNER_ORDER = [
     "statistics",
     "claim",
     "roofline",
+    "capacity",
     "crossover",
+    "crossover_map",
+    "crossover_atlas",
     "batching",
     "certify",
 ]

@@ -29,6 +29,7 @@ PAGES = [
     "book/index.html",
     "book/how_to_read.html",
     "book/run_it.html",
+    "book/crossover_atlas.html",
     "book/results_by_machine.html",
     "book/references.html",
     *(f"notebooks/{name}.html" for name in CHAPTERS),

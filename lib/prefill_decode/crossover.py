@@ -55,7 +55,14 @@ def crossover_in_rounds(times_s: Mapping[int, Sequence[float]]) -> Interval:
     A sweep sees no further than its largest batch, so no round counts as more than that; a round
     whose two largest batches took equally long, or the wrong way round, counts as just that.
     """
-    return median_interval([_crossover_seen(sweep) for sweep in _rounds(times_s)])
+    return median_interval([crossover_seen(sweep) for sweep in _rounds(times_s)])
+
+
+def crossover_seen(times_s: Mapping[int, float]) -> float:
+    """B* of one round's sweep, which sees no further than its largest batch."""
+    *_, large, largest = sorted(times_s)
+    climbs = times_s[largest] > times_s[large]
+    return min(largest, crossover_sequences(times_s) if climbs else inf)
 
 
 def throughput_gain(times_s: Mapping[int, float]) -> float:
@@ -96,12 +103,6 @@ def predicted_crossover(model: ModelSpec, context_tokens: int, hardware: Hardwar
 def _predicted(model: ModelSpec, largest: int, context_tokens: int, hardware: Hardware) -> float:
     sizes = [1, largest // 2, largest]
     return crossover_sequences(least_times_s(model, sizes, context_tokens, hardware))
-
-
-def _crossover_seen(times_s: Mapping[int, float]) -> float:
-    *_, large, largest = sorted(times_s)
-    climbs = times_s[largest] > times_s[large]
-    return min(largest, crossover_sequences(times_s) if climbs else inf)
 
 
 def _rounds(times_s: Mapping[int, Sequence[float]]) -> list[dict[int, float]]:

@@ -1,7 +1,14 @@
 import pytest
 import torch
 
-from prefill_decode.engine import StepRunner, choose_model, one_after_another, step_runner
+from prefill_decode.engine import (
+    StepRunner,
+    choose_dtypes,
+    choose_model,
+    one_after_another,
+    step_runner,
+)
+from prefill_decode.engine.kv_cache import KVCache
 from prefill_decode.step import Chunk
 
 MIB, GB = 2**20, 10**9
@@ -126,3 +133,26 @@ def test_captured_decode_steps_replay_the_eager_ones_whatever_runs_in_between(
         junk = [torch.full((n,), 61, device="cuda") for n in range(1, 40)]  # reuses freed memory
         torch.testing.assert_close(captured[name](), eager[name]())
         del junk
+
+
+def test_a_cpu_compares_float32_with_a_dtype_that_it_multiplies(monkeypatch):
+    able: dict[str, bool] = {}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able, raising=False)
+    monkeypatch.setattr(step_runner, "kernels", lambda: "compiled")
+    assert choose_dtypes("cpu") == ("float32", "float64")
+    able["avx512_bf16"] = True
+    assert choose_dtypes("cpu") == ("float32", "bfloat16")
+    monkeypatch.setattr(step_runner, "kernels", lambda: None)
+    assert choose_dtypes("cpu") == ("float32", "float64")
+    assert choose_dtypes("mps") == ("float32", "float16")
+
+
+def test_a_cache_is_full_of_noise_that_its_seed_repeats(tiny_model):
+    caches = [KVCache(tiny_model, 2, 5, "cpu") for _ in range(3)]
+    for cache, seed in zip(caches, (1, 1, 2), strict=True):
+        cache.fill_with_noise(seed)
+    for tensor in caches[0].keys + caches[0].values:
+        assert tensor.abs().min() > 0
+        assert 0.5 < float(tensor.std()) < 1.5
+    assert torch.equal(caches[0].values[1], caches[1].values[1])
+    assert not torch.equal(caches[0].keys[0], caches[2].keys[0])

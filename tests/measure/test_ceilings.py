@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from prefill_decode.kernels import kernels as compiled
-from prefill_decode.measure import Timings, ceilings, measure_ceilings
+from prefill_decode.measure import (
+    Timings,
+    broken_ruler_in,
+    ceilings,
+    measure_ceilings,
+    measure_ceilings_in,
+)
 from prefill_decode.roofline import StepWork, Work
 
 
@@ -127,3 +133,27 @@ def test_a_run_without_quiet_rounds_is_a_broken_ruler(ceilings_found, timings):
     assert words == "other processes took the cores in 6 of 10 rounds"
     mostly_quiet = replace(timings, disturbed=(True,) * 3 + (False,) * 7)
     assert ceilings_found.broken_ruler({}, mostly_quiet) == []
+
+
+def test_ceilings_of_several_dtypes_can_be_timed_in_the_same_rounds(quick, machine):
+    found = measure_ceilings_in(machine, ["float32", "float64"])
+    steps = [name for each in found.values() for name in each.steps()]
+    assert steps == [
+        "float32 product of 16 x 16 matrices",
+        "float32 sum of a vector",
+        "float64 product of 16 x 16 matrices",
+        "float64 sum of a vector",
+    ]
+    assert [each.hardware.dtype for each in found.values()] == ["float32", "float64"]
+    raw_s = dict.fromkeys(steps, (0.002,) * 6)
+    during = found["float64"].during(Timings(raw_s, {}, (False,) * 6, "narrow", 0.1))
+    assert during.peak_flops_per_s == pytest.approx(2 * 16**3 / 2e-3)
+
+
+def test_a_step_faster_than_physics_is_named_in_whichever_dtype(ceilings_found, timings):
+    both = {"float32": ceilings_found, "float64": ceilings_found}
+    fine, fast = StepWork(Work(1.0, 1.0), Work(1.0, 1.0)), StepWork(Work(5e9, 1.0), Work(1.0, 1.0))
+    works = {"float32": {"decode x1": fine}, "float64": {"decode x8": fast}}
+    assert len(broken_ruler_in(both, works, timings)) == 1
+    assert "decode x8" in broken_ruler_in(both, works, timings)[0]
+    assert broken_ruler_in(both, {"float32": {"decode x1": fine}}, timings) == []

@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 from collections import Counter, namedtuple
+from dataclasses import replace
 
 import pytest
 
@@ -70,6 +71,13 @@ def test_noisy_times_run_until_the_budget_ends_and_not_past_it(world, machine):
     assert timings.duration_s <= 100
     assert timings.is_unstable("a")
     assert any("spread over 10%" in line for line in timings.advice)
+
+
+def test_advice_about_many_steps_names_a_few_and_counts_the_rest(timings):
+    wild = {f"step {i}": (1.0, 9.0) * 5 for i in range(9)}
+    steady = replace(timings, raw_s=wild | {"read": (1.0,) * 10})
+    assert "in step 0, step 1, step 2, step 3 and 5 more: " in steady.advice[-1]
+    assert len(steady.advice[-1]) < 500  # which is what a record may hold
 
 
 def test_a_drift_that_all_steps_share_does_not_keep_the_timer_going(world, machine):

@@ -13,6 +13,7 @@ from pathlib import Path
 import nbformat
 import yaml
 
+from prefill_decode.book.atlas_page import atlas_table, measured_table
 from prefill_decode.book.pages import claims_table, fill, phases_figure, provenance, results_page
 from prefill_decode.book.project import Project, read_notebook, read_yaml
 from prefill_decode.book.run import check_outputs
@@ -73,6 +74,9 @@ def stage(
         "claims": claims_table(project, records, "../notebooks"),
         "phases-figure": figure._repr_html_() if figure else "",
         "results": results_page(project, records),
+        "atlas-short": atlas_table(32),
+        "atlas-long": atlas_table(8192),
+        "atlas-measured": measured_table(records),
         "repository": url,
     }
     for page in source.glob("book/*.md"):

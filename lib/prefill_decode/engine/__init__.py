@@ -12,7 +12,12 @@ from prefill_decode.engine.exactness import (
 from prefill_decode.engine.first_token import FirstTokenRunner
 from prefill_decode.engine.schedule_runner import ScheduleRunner
 from prefill_decode.engine.slices import choose_slice
-from prefill_decode.engine.step_runner import StepRunner, choose_model, one_after_another
+from prefill_decode.engine.step_runner import (
+    StepRunner,
+    choose_dtypes,
+    choose_model,
+    one_after_another,
+)
 
 __all__ = [
     "Engine",
@@ -21,6 +26,7 @@ __all__ = [
     "SequenceChunk",
     "StepRunner",
     "batching_differences",
+    "choose_dtypes",
     "choose_model",
     "choose_slice",
     "chunking_differences",

@@ -12,6 +12,7 @@ from prefill_decode import hf_config
 from prefill_decode.engine.engine import Engine, SequenceChunk
 from prefill_decode.engine.linear import copies_of_weights
 from prefill_decode.engine.model import StepPlan
+from prefill_decode.kernels import kernels
 from prefill_decode.model_spec import ModelSpec
 from prefill_decode.step import Chunk
 from prefill_decode.units import format_bytes
@@ -69,6 +70,19 @@ def _dtype_for(device: str) -> str:
     ):
         return "bfloat16"
     return "float16"  # Apple's GPUs, and NVIDIA's before Ampere
+
+
+def choose_dtypes(device: str) -> tuple[str, str]:
+    """float32 and a second dtype in which this device computes well, the device's own where it is
+    another.
+
+    On a CPU bfloat16 where it has instructions for it and the engine kernels that read it, else
+    float64: without them each product converts, and its rate says nothing of the ridge."""
+    if device != "cpu":
+        return "float32", _dtype_for(device)
+    able = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    multiplies = able.get("amx_bf16") or able.get("avx512_bf16")
+    return "float32", "bfloat16" if multiplies and kernels() is not None else "float64"
 
 
 class StepRunner:

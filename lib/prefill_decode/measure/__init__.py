@@ -1,6 +1,11 @@
 """Measure: time steps, find this machine's ceilings, describe the machine and what disturbs it."""
 
-from prefill_decode.measure.ceilings import Ceilings, measure_ceilings
+from prefill_decode.measure.ceilings import (
+    Ceilings,
+    broken_ruler_in,
+    measure_ceilings,
+    measure_ceilings_in,
+)
 from prefill_decode.measure.doctor import Finding, examine, notes
 from prefill_decode.measure.machine import Machine, describe_machine
 from prefill_decode.measure.timer import Kernel, Timings, interleave
@@ -11,9 +16,11 @@ __all__ = [
     "Kernel",
     "Machine",
     "Timings",
+    "broken_ruler_in",
     "describe_machine",
     "examine",
     "interleave",
     "measure_ceilings",
+    "measure_ceilings_in",
     "notes",
 ]

@@ -7,7 +7,7 @@ a large one does not. The working set of every read is far above the last-level 
 Ignores: what no kernel here reaches. A ceiling that is measured low flatters every share taken of
          it, so each is remeasured in the same rounds as the steps it judges."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -107,6 +107,35 @@ def measure_ceilings(
         source=f"measured here: {best_matrix.name}; {best_read.name}",
     )
     return Ceilings(best_matrix, best_read, rates, hardware, timings)
+
+
+def measure_ceilings_in(
+    machine: Machine, dtypes: Sequence[str], budget_s: float = 8.0, seed: int = 0
+) -> dict[str, Ceilings]:
+    """Ceilings in each of several dtypes, kernels named after theirs, in `budget_s` all together.
+
+    So that the kernels of all dtypes can run in the same rounds."""
+    share_s = budget_s / len(dtypes)
+    return {d: _named_after(d, measure_ceilings(machine, d, share_s, seed)) for d in dtypes}
+
+
+def broken_ruler_in(
+    ceilings: Mapping[str, Ceilings],
+    works: Mapping[str, Mapping[str, StepWork]],
+    times: Timings,
+) -> list[str]:
+    """`Ceilings.broken_ruler` of the steps of every dtype, each reason once. Both go by dtype."""
+    found = [words for d in works for words in ceilings[d].broken_ruler(works[d], times)]
+    return list(dict.fromkeys(found))
+
+
+def _named_after(dtype: str, ceilings: Ceilings) -> Ceilings:
+    matrix, read = (
+        replace(kernel, name=f"{dtype} {kernel.name}")
+        for kernel in (ceilings.matrix, ceilings.read)
+    )
+    rates = {f"{dtype} {name}": rate for name, rate in ceilings.rates.items()}
+    return replace(ceilings, matrix=matrix, read=read, rates=rates)
 
 
 def _matrix_kernels(device: str, dtype: str, seed: int) -> list[Kernel]:

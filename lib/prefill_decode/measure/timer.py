@@ -15,7 +15,7 @@ Ignores: garbage collection, switched off while rounds run; other users of a GPU
 import gc
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -37,6 +37,7 @@ LOOKS = (10, 20, 40, 80, 160, 320)  # quiet rounds after which it may stop early
 LOOKING_COVERAGE = 0.99
 NARROW = 0.05  # width of an interval over its median
 OTHERS_TOLERATED_CORES = 0.10
+MOST_NAMED = 4  # steps in one sentence
 CLOCK_TICK_S = 0.01  # the system counts processor time in ticks of this length
 SHORT_WARMUP_S = 0.2  # a step shorter than this is warmed up twice more
 
@@ -115,11 +116,18 @@ class Timings:
         unstable = [step for step in self.raw_s if self.is_unstable(step)]
         if unstable:
             found.append(
-                f"times spread over {LARGE_SPREAD:.0%} in {', '.join(unstable)}: ratios inside "
+                f"times spread over {LARGE_SPREAD:.0%} in {_listed(unstable)}: ratios inside "
                 f"a round "
                 "still hold, absolute times less so"
             )
         return found
+
+
+def _listed(steps: Sequence[str]) -> str:
+    """Names in a sentence: all of a few, else the first ones and how many more."""
+    if len(steps) <= MOST_NAMED:
+        return ", ".join(steps)
+    return f"{', '.join(steps[:MOST_NAMED])} and {len(steps) - MOST_NAMED} more"
 
 
 def interleave(

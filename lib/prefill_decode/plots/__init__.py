@@ -3,6 +3,11 @@
 A figure is inline SVG: its text is text and takes the page's colour. A table is Markdown: the
 page styles it. Both work in a notebook, and neither needs a script."""
 
+from prefill_decode.plots.crossover_figures import (
+    crossover_map,
+    sweeps_table,
+    sweeps_times_table,
+)
 from prefill_decode.plots.decode_figures import (
     generated_against_scored,
     next_token_against_context,
@@ -36,12 +41,15 @@ __all__ = [
     "batches_step_by_step",
     "capacity_table",
     "ceilings_table",
+    "crossover_map",
     "first_token_table",
     "generated_against_scored",
     "next_token_against_context",
     "phases_on_the_roofline",
     "rate_against_tokens",
     "setting_table",
+    "sweeps_table",
+    "sweeps_times_table",
     "throughput_against_sequences",
     "time_against_context",
     "time_against_sequences",

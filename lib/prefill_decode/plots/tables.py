@@ -55,6 +55,17 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (header, aligned, *rows))
 
 
+def closing(times: Timings) -> str:
+    """How long the timer ran, why it stopped, and what it has to say."""
+    stopped = {
+        "narrow": "every ratio was known well enough",
+        "budget": "the time budget ended",
+    }[times.stopped_because]
+    sentences = [f"{times.num_rounds} rounds in {times.duration_s:.0f} s, until {stopped}."]
+    sentences += [line[0].upper() + line[1:] + "." for line in times.advice]
+    return " ".join(sentences)
+
+
 def setting_table(model: ModelSpec, machine: Machine) -> Text:
     """The model and the machine this run uses, and whether the weights dwarf the cache."""
     cache_bytes = machine.last_level_cache_bytes
@@ -132,13 +143,7 @@ def times_table(times: Timings, works: Mapping[str, StepWork], ceilings: Ceiling
         share = "" if reached is None else f"{reached:.0%}"
         rows.append((label, format_interval_s(measured), share, str(measured.n)))
     header = ("step", f"time, {COVERAGE:.0%} interval", "least time / time", "n")
-    stopped = {
-        "narrow": "every ratio was known well enough",
-        "budget": "the time budget ended",
-    }[times.stopped_because]
-    closing = [f"{times.num_rounds} rounds in {times.duration_s:.0f} s, until {stopped}."]
-    closing += [line[0].upper() + line[1:] + "." for line in times.advice]
-    return Text(table(header, rows) + "\n\n" + " ".join(closing))
+    return Text(table(header, rows) + "\n\n" + closing(times))
 
 
 def first_token_table(times: Timings, requests: Mapping[str, str]) -> Text:
