@@ -283,3 +283,15 @@ def test_the_page_shows_what_its_commands_print(capsys):
         assert words[0] == "prefill-decode"
         cli.main(words[1:])
         assert capsys.readouterr().out == output, command
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "float8"])
+def test_a_claim_in_8_bits_is_priced_with_weights_and_cache_in_8_bits(dtype, capsys):
+    """70e9 weights and 64 caches of 32768 tokens at 160 KiB each, in single bytes, on 8 H100: by
+    hand 69.5 GB and 344 GB over 26.8 TB/s take 15.4 ms."""
+    command = ["certify", "--model", "llama-3.1-70b", "--accelerator", "H100 SXM"]
+    command += ["--devices", "8", "--batch", "64", "--context", "32768", "--dtype", dtype]
+    assert cli.main([*command, "--tpot", "16.5ms"]) == 0
+    assert "permitted" in capsys.readouterr().out
+    assert cli.main([*command, "--tpot", "14ms"]) == 1
+    assert "forbidden" in capsys.readouterr().out

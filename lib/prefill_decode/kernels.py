@@ -6,7 +6,7 @@ product that reads its weights once for any number of rows, with the norm or act
 and the residual after it; attention over the cache with rotation and cache write; and a plain
 read, the ceiling for both.
 
-Needs:   a C++ compiler (CXX, g++ or clang++) on Linux. Without one the engine runs on torch alone,
+Needs:   g++ on Linux, or what CXX names in its place. Without one the engine runs on torch alone,
          more slowly, and `prefill-decode doctor` says so.
 Kept in: the user's cache folder, one file for each source, compiler and CPU.
 """
@@ -29,7 +29,7 @@ SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-fPIC", "-fopenmp"]
 DTYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
 PLAIN, NORM, SWIGLU = 0, 1, 2  # what happens to the rows before a product
-TILE_VALUES = 64 * 1024  # of scratch for each thread, as kernels.cpp asks
+TILE_VALUES = 32 * 1024  # of scratch for each thread: TILE_BYTES in kernels.cpp, as floats
 LARGEST_HEAD = 512
 MOST_LANES = 16  # values in a vector register
 
@@ -68,7 +68,7 @@ class Kernels:
         """[N, in] from [N, in] for NORM or [N, 2 in] for SWIGLU, ready for a product by torch."""
         size = rows.shape[1] // 2 if prologue == SWIGLU else rows.shape[1]
         assert rows.is_contiguous()
-        assert gains is None or (gains.shape == (size,) and gains.dtype == rows.dtype)
+        _check_gains(gains, prologue, size, rows.dtype)
         ready = rows.new_empty(rows.shape[0], size)
         self._prepare[rows.dtype](
             rows.data_ptr(),
@@ -98,6 +98,8 @@ class Kernels:
         num_rows, threads = rows.shape[0], torch.get_num_threads()
         assert rows.shape[1] == (2 * size if prologue == SWIGLU else size)
         assert weight.dtype == rows.dtype
+        assert bias is None or (bias.shape == (outs,) and bias.dtype == rows.dtype)
+        _check_gains(gains, prologue, size, rows.dtype)
         assert weight.is_contiguous()
         assert rows.is_contiguous()
         assert residual is None or (residual.shape == (num_rows, outs) and residual.is_contiguous())
@@ -142,6 +144,10 @@ class Kernels:
         assert head_dim <= LARGEST_HEAD
         assert qkv.is_contiguous()
         assert keys.is_contiguous()
+        assert values.shape == keys.shape
+        assert values.is_contiguous()
+        assert slots.is_contiguous()
+        assert positions.is_contiguous()
         assert slots.dtype == positions.dtype == torch.int64
         attended = torch.empty(batch, num_heads * head_dim, dtype=qkv.dtype)
         groups = num_heads // num_kv_heads
@@ -189,7 +195,7 @@ def why_not() -> str | None:
 
 @cache
 def _library() -> Kernels | str:
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    compiler = os.environ.get("CXX") or shutil.which("g++")
     if sys.platform != "linux":
         return f"the kernels are compiled on Linux only; this is {sys.platform}"
     if compiler is None:
@@ -197,7 +203,7 @@ def _library() -> Kernels | str:
     try:
         return Kernels(ctypes.CDLL(str(_compiled(compiler))))
     except subprocess.CalledProcessError as error:
-        return f"{compiler} could not compile them: {_last_line(error.stderr)}"
+        return f"{compiler} could not compile them: {_first_complaint(error.stderr)}"
     except (OSError, AttributeError, subprocess.TimeoutExpired) as error:
         return f"they could not be loaded: {error}"
 
@@ -226,15 +232,20 @@ def _compiled(compiler: str) -> Path:
 
 
 def _cache_folder() -> Path:
-    """A folder of this user that can be written; a temporary one where the home cannot."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    """A folder of this user alone: in the home, or among temporary files where that is closed."""
+    shared = Path(tempfile.gettempdir()) / f"prefill-decode-{os.getuid()}"
     try:
-        folder = home / "prefill-decode"
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        candidates = [home / "prefill-decode", shared]
+    except RuntimeError:  # a user without a home
+        candidates = [shared]
+    for folder in candidates:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if folder.lstat().st_uid == os.getuid() and os.access(folder, os.W_OK):
+                return folder
+        except OSError:
+            continue
     return Path(tempfile.mkdtemp(prefix="prefill-decode-"))
 
 
@@ -250,10 +261,15 @@ def _compute(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype == torch.bfloat16 else dtype
 
 
+def _check_gains(gains: Tensor | None, prologue: int, size: int, dtype: torch.dtype) -> None:
+    assert (gains is not None) == (prologue == NORM)
+    assert gains is None or (gains.shape == (size,) and gains.dtype == dtype)
+
+
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _last_line(text: str) -> str:
+def _first_complaint(text: str) -> str:
     lines = [line for line in text.splitlines() if "error" in line] or text.splitlines()
     return lines[0].strip() if lines else "no message"

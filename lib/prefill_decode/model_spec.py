@@ -18,7 +18,8 @@ from typing import Any
 
 from prefill_decode.units import format_si
 
-BYTES_PER_VALUE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+# Of every value: weights, embedding, KV cache. Nothing here runs in float8; it prices a claim.
+BYTES_PER_VALUE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
 # Layers' matrices only; embedding, output matrix, norms, biases and KV cache stay in bfloat16.
 # mxfp4 is 4 bits and an 8-bit scale for 32 values, for routed experts alone, as gpt-oss stores them
 # (Rouhani et al., "Microscaling Data Formats for Deep Learning", 2023).
@@ -442,7 +443,7 @@ class ModelSpec:
             "MLPs without a gate": not self.gated_mlp,
             "LayerNorm": not self.rms_norm,
             f"{self.positions} positions": self.positions not in ("rotary", "learned"),
-            f"{self.dtype} weights": self.dtype in QUANTIZED_BYTES,
+            f"{self.dtype} weights": self.dtype in (*QUANTIZED_BYTES, "float8"),
             "attention sinks": vectors.attention_sinks,
             "biases but on Q, K and V": vectors.attention_out_bias or vectors.mlp_bias,
             "a norm for each head": vectors.separate_head_norms,

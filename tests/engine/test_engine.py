@@ -257,6 +257,35 @@ def test_an_unknown_slot_is_never_released_and_an_empty_engine_never_built(tiny_
             Engine(tiny_model, **sizes)
 
 
+def test_a_step_in_which_nothing_samples_gives_no_logits_and_fills_the_cache(
+    tiny_model, kernels_or_not
+):
+    """Every piece of a prompt but its last."""
+    engine = Engine(tiny_model, num_slots=2, capacity_tokens=16, seed=1)
+    pieces = [SequenceChunk(0, [5, 60, 0], samples_token=False)]
+    pieces.append(SequenceChunk(1, [7], samples_token=False))
+    assert engine.forward(pieces).shape == (0, 61)
+    logits = engine.forward([SequenceChunk(0, [17])])
+    expected = plain_logits(engine, [5, 60, 0, 17])[-1]
+    torch.testing.assert_close(logits[0], expected, rtol=0, atol=1e-10)
+
+
+def test_a_model_with_learned_positions_has_no_room_beyond_them(tiny_model):
+    model = varied(tiny_model, positions="learned", vectors=Vectors(position_rows=32))
+    assert Engine(model, num_slots=1, capacity_tokens=32)
+    with pytest.raises(ValueError, match="learned 32 positions"):
+        Engine(model, num_slots=1, capacity_tokens=33)
+
+
+def test_heads_too_large_for_the_kernels_run_on_torch(tiny_model):
+    model = varied(tiny_model, head_dim=520, num_heads=1, num_kv_heads=1, num_layers=1)
+    engine = Engine(model, num_slots=1, capacity_tokens=8, seed=1)
+    engine.forward([SequenceChunk(0, [1, 2])])
+    logits = engine.forward([SequenceChunk(0, [3])])
+    expected = plain_logits(engine, [1, 2, 3])[-1]
+    torch.testing.assert_close(logits[0], expected, rtol=0, atol=1e-9)
+
+
 def test_the_roofline_prices_the_chunks_that_the_engine_runs(tiny_model):
     engine = Engine(tiny_model, num_slots=2, capacity_tokens=8, seed=0)
     engine.forward([SequenceChunk(0, [1, 2, 3])])

@@ -33,7 +33,10 @@ def outcome(samples):
 
 
 @pytest.mark.parametrize("differences", ALL)
-@pytest.mark.parametrize("changes", [{}, {"num_kv_heads": 1}, {"qkv_bias": True, "qk_norm": True}])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"num_kv_heads": 1}, {"qkv_bias": True, "qk_norm": True}, {"windows": (4096, None)}],
+)
 def test_a_sound_engine_differs_by_rounding_only(tiny_model, differences, changes):
     samples = differences(type(tiny_model)(**{**tiny_model.__dict__, **changes}), seed=3)
     assert len(samples) >= 8

@@ -44,6 +44,12 @@ class Engine:
                 f"an engine needs at least one slot and one token in it; got num_slots={num_slots} "
                 f"and capacity_tokens={capacity_tokens}"
             )
+        rows = model.vectors.position_rows
+        if model.positions == "learned" and capacity_tokens > rows:
+            raise ValueError(
+                f"{model.name} has learned {rows} positions, and a slot cannot hold more tokens; "
+                f"got capacity_tokens={capacity_tokens}"
+            )
         self.model = model
         self.device = device
         self.weights = random_weights(model, device, seed)

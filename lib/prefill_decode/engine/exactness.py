@@ -24,6 +24,7 @@ NUM_SAMPLES = 8  # enough for an interval, few enough for it to hold them all
 NUM_SEQUENCES = 4
 BLOCK_TOKENS = 16  # of the cache that is corrupted
 CONTEXT_TOKENS, SCORED_TOKENS = 40, 12  # more than two blocks, and a chunk on top
+WINDOW_TOKENS = 44
 CHUNK_TOKENS = (1, 1, 2, 5, 16)  # lengths that a prompt is cut into, drawn at random
 
 Sample = Callable[[Engine, random.Random], float]
@@ -45,8 +46,13 @@ def batching_differences(model: ModelSpec, seed: int = 0) -> list[float]:
 
 
 def _samples(sample: Sample, model: ModelSpec, seed: int) -> list[float]:
+    cut = model.with_layers(2)
+    windows = None
+    if cut.windows is not None:  # narrow enough to hide a token, wide enough to see every block
+        windows = tuple(None if window is None else WINDOW_TOKENS for window in cut.windows)
     small = replace(
-        model.with_layers(2),
+        cut,
+        windows=windows,
         hidden_size=64,
         intermediate_size=96,
         vocab_size=127,

@@ -16,6 +16,7 @@ from torch.nn import functional
 from prefill_decode.engine.attention import decode_attention, prefill_attention
 from prefill_decode.engine.kv_cache import KVCache
 from prefill_decode.engine.weights import LayerWeights, Weights
+from prefill_decode.kernels import LARGEST_HEAD
 from prefill_decode.model_spec import ModelSpec
 
 
@@ -113,7 +114,7 @@ def _attention(
     for span in plan.spans:
         rows = slice(span.first, span.last)
         slots, positions = plan.slots[rows], plan.positions[rows]
-        if isinstance(span, DecodeSpan) and layer.qkv.kernels:
+        if isinstance(span, DecodeSpan) and layer.qkv.kernels and model.head_dim <= LARGEST_HEAD:
             found = layer.qkv.kernels.decode_attention(
                 qkv[rows],
                 keys,

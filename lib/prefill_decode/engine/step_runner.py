@@ -56,7 +56,7 @@ def choose_model(name: str, device: str, cache_bytes: float, memory_bytes: float
 
 
 def _eligible(model: ModelSpec) -> bool:
-    """The engine runs it as the roofline prices it: windows are priced, and not run as such."""
+    """A model that the engine runs, small enough to measure, with one kind of attention."""
     return model.engine_runs and model.windows is None and model.total_params <= MOST_PARAMS
 
 
