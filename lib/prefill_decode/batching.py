@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from math import ceil, log1p
 
 from prefill_decode.model_spec import ModelSpec
-from prefill_decode.roofline import StepWork, Work, step_work
+from prefill_decode.roofline import StepWork, in_series, step_work
 from prefill_decode.step import Chunk
 
 Schedule = list[list[Chunk]]
@@ -70,12 +70,7 @@ def schedule_work(model: ModelSpec, schedule: Sequence[Sequence[Chunk]]) -> Step
     """FLOPs and bytes of all the steps of a schedule together."""
     if not schedule:
         raise ValueError("a schedule has at least one step; got none")
-    works = [step_work(model, step) for step in schedule]
-    return StepWork(_total([w.weights for w in works]), _total([w.attention for w in works]))
-
-
-def _total(works: Sequence[Work]) -> Work:
-    return Work(sum(work.flops for work in works), sum(work.bytes for work in works))
+    return in_series([step_work(model, step) for step in schedule])
 
 
 def _check(output_tokens: Sequence[int], slots: int) -> None:

@@ -18,4 +18,4 @@ def sequences_that_fit(model: ModelSpec, memory_bytes: float, tokens: int) -> in
     if tokens < 1:
         raise ValueError(f"a cached sequence has at least one token; got {tokens}")
     room_bytes = max(0.0, memory_bytes - model.weight_bytes)
-    return int(room_bytes // (tokens * model.kv_bytes_per_token))
+    return int(room_bytes // model.kv_bytes(tokens))
