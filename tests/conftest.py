@@ -13,8 +13,6 @@ from prefill_decode.statistics import Interval
 from prefill_decode.step import Chunk
 
 ROOT = Path(__file__).parents[1]
-# Inputs that broke other tools; tests that use them are skipped where they are not at hand.
-CASES = ROOT.parent / "shared" / "cases"
 
 
 @pytest.fixture
