@@ -20,13 +20,14 @@
 namespace {
 
 constexpr int OUTS_FOR_ONE_ROW = 8;
-constexpr long OUTS_IN_STEP = 8, PIECE = 64;  // outputs
+constexpr long OUTS_IN_STEP = 8, PIECE = 64; // outputs
 #if defined(__AVX512F__)
-constexpr int VECTOR_BYTES = 64, ROWS_AT_ONCE = 6, OUTS_AT_ONCE = 4;  // 32 vector registers
+constexpr int VECTOR_BYTES = 64, ROWS_AT_ONCE = 6, OUTS_AT_ONCE = 4; // 32 vector registers
 #else
-constexpr int VECTOR_BYTES = 32, ROWS_AT_ONCE = 4, OUTS_AT_ONCE = 2;  // 16 vector registers
+constexpr int VECTOR_BYTES = 32, ROWS_AT_ONCE = 4, OUTS_AT_ONCE = 2; // 16 vector registers
 #endif
-constexpr long LARGEST_HEAD = 512, BLOCK_TOKENS = 64, LINE_BYTES = 64, TILE_BYTES = 128 * 1024;  // a tile stays in a core's own cache
+constexpr long LARGEST_HEAD = 512, BLOCK_TOKENS = 64, LINE_BYTES = 64,
+               TILE_BYTES = 128 * 1024; // a tile stays in a core's own cache
 
 struct bfloat16 {
     uint16_t bits;
@@ -39,8 +40,12 @@ template <typename C> struct Vector {
     typedef Bit bits __attribute__((vector_size(VECTOR_BYTES)));
 };
 
-template <typename S> struct ComputeOf { typedef S type; };
-template <> struct ComputeOf<bfloat16> { typedef float type; };
+template <typename S> struct ComputeOf {
+    typedef S type;
+};
+template <> struct ComputeOf<bfloat16> {
+    typedef float type;
+};
 
 inline float widen(float value) { return value; }
 inline double widen(double value) { return value; }
@@ -52,7 +57,7 @@ inline float widen(bfloat16 value) {
 }
 inline void store(float *to, float value) { *to = value; }
 inline void store(double *to, double value) { *to = value; }
-inline void store(bfloat16 *to, float value) {  // to the nearest, ties to even
+inline void store(bfloat16 *to, float value) { // to the nearest, ties to even
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
     to->bits = uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
@@ -65,7 +70,8 @@ inline Vector<float>::type load(const bfloat16 *from) {
     constexpr int lanes = Vector<float>::lanes;
     typedef uint16_t Halves __attribute__((vector_size(lanes * 2), aligned(2), may_alias));
     typedef uint32_t Words __attribute__((vector_size(lanes * 4)));
-    const Words words = __builtin_convertvector(*reinterpret_cast<const Halves *>(from), Words) << 16;
+    const Words words = __builtin_convertvector(*reinterpret_cast<const Halves *>(from), Words)
+                        << 16;
     return reinterpret_cast<const Vector<float>::type &>(words);
 }
 
@@ -82,7 +88,8 @@ template <typename C, int lanes = Vector<C>::lanes, typename V> inline C sum(V v
 }
 
 // The sums of four vectors at once, which takes half the shuffles of four sums in turn.
-template <typename C, int lanes = Vector<C>::lanes, typename V> inline void four_sums(const V (&v)[4], C *sums) {
+template <typename C, int lanes = Vector<C>::lanes, typename V>
+inline void four_sums(const V (&v)[4], C *sums) {
     if constexpr (lanes > 4) {
         typedef C Half __attribute__((vector_size(lanes / 2 * sizeof(C)), aligned(sizeof(C))));
         Half added[4], halves[2];
@@ -100,12 +107,13 @@ template <typename C, int lanes = Vector<C>::lanes, typename V> inline void four
         const auto all = PICK(one, two, 0, 1, 4, 5) + PICK(one, two, 2, 3, 6, 7);
         std::memcpy(sums, &all, 4 * sizeof(C));
 #else
-        for (int i = 0; i < 4; ++i) sums[i] = (v[i][0] + v[i][1]) + (v[i][2] + v[i][3]);
+        for (int i = 0; i < 4; ++i)
+            sums[i] = (v[i][0] + v[i][1]) + (v[i][2] + v[i][3]);
 #endif
     }
 }
 
-// exp(x) for x <= 0, to rounding: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
+// exp(x) for x <= 0, to a few roundings: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
 template <typename C> inline typename Vector<C>::type exponential(typename Vector<C>::type x) {
     typedef typename Vector<C>::type V;
     typedef typename Vector<C>::bits Bits;
@@ -113,19 +121,20 @@ template <typename C> inline typename Vector<C>::type exponential(typename Vecto
     constexpr C least = single ? C(-87) : C(-708);
     constexpr int bias = single ? 127 : 1023, mantissa = single ? 23 : 52;
     x = x < least ? V{} + least : x;
-    const Bits n = __builtin_convertvector(x * C(1.4426950408889634074) - C(0.5), Bits);  // to 0
+    const Bits n = __builtin_convertvector(x * C(1.4426950408889634074) - C(0.5), Bits); // to 0
     const V whole = __builtin_convertvector(n, V);
     const V rest = (x - whole * C(0.693145751953125)) - whole * C(1.42860682030941723212e-6);
     V power = V{} + C(1);
-    for (int order = single ? 7 : 13; order > 0; --order) power = C(1) + rest * power * (C(1) / C(order));
+    for (int order = single ? 7 : 13; order > 0; --order)
+        power = C(1) + rest * power * (C(1) / C(order));
     const Bits scale = (n + bias) << mantissa;
     return power * reinterpret_cast<const V &>(scale);
 }
 
 // out[n][r] = weights[r] . rows[n] for R outputs and N rows; asks for `ahead` bytes from `next` on.
 template <int R, int N, typename W, typename C>
-inline void dot_products(const W *weights, const C *rows, long in, C (&out)[N][R],
-                         const char *next, long ahead) {
+inline void dot_products(const W *weights, const C *rows, long in, C (&out)[N][R], const char *next,
+                         long ahead) {
     typedef typename Vector<C>::type V;
     constexpr int lanes = Vector<C>::lanes;
     V sums[R][N] = {};
@@ -135,10 +144,12 @@ inline void dot_products(const W *weights, const C *rows, long in, C (&out)[N][R
         for (credit += lines; credit >= steps; credit -= steps, next += LINE_BYTES)
             __builtin_prefetch(next, 0, 2);
         V row[N];
-        for (int n = 0; n < N; ++n) row[n] = load(rows + n * in + step * lanes);
+        for (int n = 0; n < N; ++n)
+            row[n] = load(rows + n * in + step * lanes);
         for (int r = 0; r < R; ++r) {
             const V weight = load(weights + r * in + step * lanes);
-            for (int n = 0; n < N; ++n) sums[r][n] += weight * row[n];
+            for (int n = 0; n < N; ++n)
+                sums[r][n] += weight * row[n];
         }
     }
     for (int n = 0; n < N; ++n) {
@@ -148,10 +159,12 @@ inline void dot_products(const W *weights, const C *rows, long in, C (&out)[N][R
                 four_sums<C>(four, out[n] + r);
             }
         } else {
-            for (int r = 0; r < R; ++r) out[n][r] = sum<C>(sums[r][n]);
+            for (int r = 0; r < R; ++r)
+                out[n][r] = sum<C>(sums[r][n]);
         }
         for (long i = steps * lanes; i < in; ++i)
-            for (int r = 0; r < R; ++r) out[n][r] += C(widen(weights[r * in + i])) * rows[n * in + i];
+            for (int r = 0; r < R; ++r)
+                out[n][r] += C(widen(weights[r * in + i])) * rows[n * in + i];
     }
 }
 
@@ -170,29 +183,39 @@ template <typename S, typename C> struct Product {
         for (int n = 0; n < N; ++n) {
             const long at = (row + n) * outs + out;
             if (bias)
-                for (int r = 0; r < R; ++r) found[n][r] += widen(bias[out + r]);
+                for (int r = 0; r < R; ++r)
+                    found[n][r] += widen(bias[out + r]);
             if (residual)
-                for (int r = 0; r < R; ++r) found[n][r] += widen(residual[at + r]);
-            for (int r = 0; r < R; ++r) store(results + at + r, found[n][r]);
+                for (int r = 0; r < R; ++r)
+                    found[n][r] += widen(residual[at + r]);
+            for (int r = 0; r < R; ++r)
+                store(results + at + r, found[n][r]);
         }
     }
 
     template <int R, typename W>
     void groups(int count, const W *tile, long out, long row, const char *next, long ahead) const {
         switch (count) {
-        case 1: return group<R, 1>(tile, out, row, next, ahead);
-        case 2: return group<R, 2>(tile, out, row, next, ahead);
-        case 3: return group<R, 3>(tile, out, row, next, ahead);
-        case 4: return group<R, 4>(tile, out, row, next, ahead);
+        case 1:
+            return group<R, 1>(tile, out, row, next, ahead);
+        case 2:
+            return group<R, 2>(tile, out, row, next, ahead);
+        case 3:
+            return group<R, 3>(tile, out, row, next, ahead);
+        case 4:
+            return group<R, 4>(tile, out, row, next, ahead);
 #if defined(__AVX512F__)
-        case 5: return group<R, 5>(tile, out, row, next, ahead);
-        case 6: return group<R, 6>(tile, out, row, next, ahead);
+        case 5:
+            return group<R, 5>(tile, out, row, next, ahead);
+        case 6:
+            return group<R, 6>(tile, out, row, next, ahead);
 #endif
         }
     }
 
     // Outputs first:last of every row, R at a time.
-    template <int R, typename W> void tile(const W *tile, long first, long last, const char *next) const {
+    template <int R, typename W>
+    void tile(const W *tile, long first, long last, const char *next) const {
         const long passes = (num_rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
         const long ahead = R * in * long(sizeof(S)) / passes;
         for (long pass = 0; pass < passes; ++pass) {
@@ -201,15 +224,18 @@ template <typename S, typename C> struct Product {
             long out = first;
             for (; out + R <= last; out += R, next += ahead)
                 groups<R>(count, tile + (out - first) * in, out, row, next, ahead);
-            for (; out < last; ++out) groups<1>(count, tile + (out - first) * in, out, row, next, 0);
+            for (; out < last; ++out)
+                groups<1>(count, tile + (out - first) * in, out, row, next, 0);
         }
     }
 
     // This thread's share of the outputs. One row reads more weights side by side; few rows need a
     // weight in registers once; more rows come back to it in this core's cache, tile by tile.
     void share(long first, long last, C *widened) const {
-        if (num_rows == 1) return tiles<OUTS_FOR_ONE_ROW>(first, last, OUTS_FOR_ONE_ROW, nullptr);
-        if (num_rows <= ROWS_AT_ONCE) return tiles<OUTS_AT_ONCE>(first, last, OUTS_AT_ONCE, nullptr);
+        if (num_rows == 1)
+            return tiles<OUTS_FOR_ONE_ROW>(first, last, OUTS_FOR_ONE_ROW, nullptr);
+        if (num_rows <= ROWS_AT_ONCE)
+            return tiles<OUTS_AT_ONCE>(first, last, OUTS_AT_ONCE, nullptr);
         const long size = TILE_BYTES / (in * long(sizeof(C))) / OUTS_AT_ONCE * OUTS_AT_ONCE;
         tiles<OUTS_AT_ONCE>(first, last, std::max<long>(OUTS_AT_ONCE, size), widened);
     }
@@ -220,7 +246,8 @@ template <typename S, typename C> struct Product {
             const S *at = weights + out * in;
             const char *next = reinterpret_cast<const char *>(weights + end * in);
             if (widened) {
-                for (long i = 0; i < (end - out) * in; ++i) widened[i] = widen(at[i]);
+                for (long i = 0; i < (end - out) * in; ++i)
+                    widened[i] = widen(at[i]);
                 tile<R>(widened, out, end, next);
             } else {
                 tile<R>(at, out, end, next);
@@ -245,9 +272,11 @@ uint64_t read(const uint64_t *words, long count, int threads) {
             for (long i = 0; i < page; i += lanes)
                 for (long stream = 0; stream < streams; ++stream)
                     sums[stream] += *reinterpret_cast<const V *>(words + at + stream * page + i);
-        for (; at < last; ++at) total += words[at];
+        for (; at < last; ++at)
+            total += words[at];
         for (const V &sum : sums)
-            for (long lane = 0; lane < lanes; ++lane) total += sum[lane];
+            for (long lane = 0; lane < lanes; ++lane)
+                total += sum[lane];
     }
     return total;
 }
@@ -278,9 +307,11 @@ void prepare(const S *row, const S *gains, C epsilon, int prologue, long in, C *
         ready[i] = widen(row[i]);
         squares += ready[i] * ready[i];
     }
-    if (prologue == PLAIN) return;
+    if (prologue == PLAIN)
+        return;
     const C scale = C(1) / std::sqrt(squares / in + epsilon);
-    for (long i = 0; i < in; ++i) ready[i] *= scale * widen(gains[i]);
+    for (long i = 0; i < in; ++i)
+        ready[i] *= scale * widen(gains[i]);
 }
 
 template <typename S>
@@ -288,8 +319,9 @@ void product(const S *weights, const S *bias, const S *rows, const S *gains, con
              S *results, void *scratch, double epsilon, int prologue, long num_rows, long in,
              long outs, int threads) {
     typedef typename ComputeOf<S>::type C;
-    if (!num_rows) return;
-    C *ready = static_cast<C *>(scratch);  // [num_rows, in], then a tile for each thread
+    if (!num_rows)
+        return;
+    C *ready = static_cast<C *>(scratch); // [num_rows, in], then a tile for each thread
     const long row_size = prologue == SWIGLU ? 2 * in : in;
     const long tile_size = std::max<long>(TILE_BYTES / long(sizeof(C)), OUTS_AT_ONCE * in);
     const Product<S, C> whole = {weights, bias, residual, ready, results, num_rows, in, outs};
@@ -322,19 +354,20 @@ void prepare_all(const S *rows, const S *gains, S *ready, double epsilon, int pr
 #pragma omp for schedule(static)
         for (long row = 0; row < num_rows; ++row) {
             prepare<S, C>(rows + row * row_size, gains, C(epsilon), prologue, in, wide.data());
-            for (long i = 0; i < in; ++i) store(ready + row * in + i, wide[i]);
+            for (long i = 0; i < in; ++i)
+                store(ready + row * in + i, wide[i]);
         }
     }
 }
 
 template <typename S> struct Attention {
     typedef typename ComputeOf<S>::type C;
-    const S *qkv;                  // [B, (H + 2K) D], not yet turned
-    const S *query_norm, *key_norm; // [D] or null
-    const S *cosines, *sines;      // [capacity, D], sines signed
-    S *keys, *values;              // [slots, K, capacity, D]
+    const S *qkv;                     // [B, (H + 2K) D], not yet turned
+    const S *query_norm, *key_norm;   // [D] or null
+    const S *cosines, *sines;         // [capacity, D], sines signed
+    S *keys, *values;                 // [slots, K, capacity, D]
     const int64_t *slots, *positions; // [B]
-    S *attended;                   // [B, H D]
+    S *attended;                      // [B, H D]
     double epsilon;
     long batch, num_heads, num_kv_heads, head_dim, capacity, window, turns;
 
@@ -358,59 +391,74 @@ template <typename S> struct Attention {
         const S *row = qkv + sequence * (num_heads + 2 * num_kv_heads) * head_dim;
         const long at = (slots[sequence] * num_kv_heads + kv_head) * capacity * head_dim;
         S *head_keys = keys + at, *head_values = values + at;
-        C *queries = scratch, *mixed = queries + groups * head_dim, *scores = mixed + groups * head_dim;
+        C *queries = scratch, *mixed = queries + groups * head_dim,
+          *scores = mixed + groups * head_dim;
 
         turn(row + (num_heads + kv_head) * head_dim, key_norm, position, queries);
-        for (long i = 0; i < head_dim; ++i) store(head_keys + position * head_dim + i, queries[i]);
+        for (long i = 0; i < head_dim; ++i)
+            store(head_keys + position * head_dim + i, queries[i]);
         const S *value = row + (num_heads + num_kv_heads + kv_head) * head_dim;
         std::copy(value, value + head_dim, head_values + position * head_dim);
 
-        const long first = window ? std::max(0L, position + 1 - window) : 0, seen = position + 1 - first;
-        const S *seen_keys = head_keys + first * head_dim, *seen_values = head_values + first * head_dim;
+        const long first = window ? std::max(0L, position + 1 - window) : 0,
+                   seen = position + 1 - first;
+        const S *seen_keys = head_keys + first * head_dim,
+                *seen_values = head_values + first * head_dim;
         const C scale = C(1) / std::sqrt(C(head_dim));
         for (long group = 0; group < groups; ++group) {
             C *query = queries + group * head_dim;
             turn(row + (kv_head * groups + group) * head_dim, query_norm, position, query);
-            for (long i = 0; i < head_dim; ++i) query[i] *= scale;
+            for (long i = 0; i < head_dim; ++i)
+                query[i] *= scale;
         }
         for (long token = 0; token < seen; token += BLOCK_TOKENS)
             for (long group = 0; group < groups; ++group)
-                score(queries + group * head_dim, seen_keys, token, std::min(seen, token + BLOCK_TOKENS),
-                      group, scores + group * score_size());
-        for (long group = 0; group < groups; ++group) normalise(scores + group * score_size(), seen);
+                score(queries + group * head_dim, seen_keys, token,
+                      std::min(seen, token + BLOCK_TOKENS), group, scores + group * score_size());
+        for (long group = 0; group < groups; ++group)
+            normalise(scores + group * score_size(), seen);
         std::fill(mixed, mixed + groups * head_dim, C(0));
         for (long token = 0; token < seen; token += BLOCK_TOKENS)
             for (long group = 0; group < groups; ++group)
-                mix(scores + group * score_size(), seen_values, token, std::min(seen, token + BLOCK_TOKENS),
-                    group, mixed + group * head_dim);
+                mix(scores + group * score_size(), seen_values, token,
+                    std::min(seen, token + BLOCK_TOKENS), group, mixed + group * head_dim);
         S *result = attended + (sequence * num_heads + kv_head * groups) * head_dim;
-        for (long i = 0; i < groups * head_dim; ++i) store(result + i, mixed[i]);
+        for (long i = 0; i < groups * head_dim; ++i)
+            store(result + i, mixed[i]);
     }
 
     // Asks for one token of the next block, so that memory works while this block is computed: the
     // query heads of a group take turns.
     void ask_for(const S *cached, long token, long group) const {
-        if (token % (num_heads / num_kv_heads) != group) return;
-        const char *bytes = reinterpret_cast<const char *>(cached + (token + BLOCK_TOKENS) * head_dim);
-        for (long i = 0; i < head_dim * long(sizeof(S)); i += LINE_BYTES) __builtin_prefetch(bytes + i, 0, 2);
+        if (token % (num_heads / num_kv_heads) != group)
+            return;
+        const char *bytes =
+            reinterpret_cast<const char *>(cached + (token + BLOCK_TOKENS) * head_dim);
+        for (long i = 0; i < head_dim * long(sizeof(S)); i += LINE_BYTES)
+            __builtin_prefetch(bytes + i, 0, 2);
     }
 
-    void score(const C *query, const S *seen_keys, long token, long last, long group, C *scores) const {
+    void score(const C *query, const S *seen_keys, long token, long last, long group,
+               C *scores) const {
         typedef typename Vector<C>::type V;
         constexpr int lanes = Vector<C>::lanes;
         const long whole = head_dim / lanes * lanes;
         for (; token < last; token += 4) {
             const int count = int(std::min(4L, last - token));
-            for (int t = 0; t < count; ++t) ask_for(seen_keys, token + t, group);
+            for (int t = 0; t < count; ++t)
+                ask_for(seen_keys, token + t, group);
             const S *key[4];
-            for (int t = 0; t < 4; ++t) key[t] = seen_keys + (token + std::min(t, count - 1)) * head_dim;
+            for (int t = 0; t < 4; ++t)
+                key[t] = seen_keys + (token + std::min(t, count - 1)) * head_dim;
             V sums[4] = {};
             for (long i = 0; i < whole; i += lanes)
-                for (int t = 0; t < 4; ++t) sums[t] += load(query + i) * load(key[t] + i);
+                for (int t = 0; t < 4; ++t)
+                    sums[t] += load(query + i) * load(key[t] + i);
             C found[4];
             four_sums<C>(sums, found);
             for (int t = 0; t < count; ++t) {
-                for (long i = whole; i < head_dim; ++i) found[t] += query[i] * widen(key[t][i]);
+                for (long i = whole; i < head_dim; ++i)
+                    found[t] += query[i] * widen(key[t][i]);
                 scores[token + t] = found[t];
             }
         }
@@ -430,19 +478,23 @@ template <typename S> struct Attention {
             totals += share;
         }
         const C scale = C(1) / sum<C>(totals);
-        for (long token = 0; token < seen; ++token) scores[token] *= scale;
+        for (long token = 0; token < seen; ++token)
+            scores[token] *= scale;
     }
 
-    void mix(const C *weights, const S *seen_values, long token, long last, long group, C *mixed) const {
+    void mix(const C *weights, const S *seen_values, long token, long last, long group,
+             C *mixed) const {
         constexpr int lanes = Vector<C>::lanes;
-        for (long t = token; t < last; ++t) ask_for(seen_values, t, group);
+        for (long t = token; t < last; ++t)
+            ask_for(seen_values, t, group);
         long i = 0;
         for (; i + 4 * lanes <= head_dim; i += 4 * lanes)
             mix_columns<4>(weights, seen_values + i, token, last, mixed + i);
         for (; i + lanes <= head_dim; i += lanes)
             mix_columns<1>(weights, seen_values + i, token, last, mixed + i);
         for (; i < head_dim; ++i)
-            for (long t = token; t < last; ++t) mixed[i] += weights[t] * widen(seen_values[t * head_dim + i]);
+            for (long t = token; t < last; ++t)
+                mixed[i] += weights[t] * widen(seen_values[t * head_dim + i]);
     }
 
     // M vectors of the mixture stay in registers while the tokens pass.
@@ -451,12 +503,15 @@ template <typename S> struct Attention {
         typedef typename Vector<C>::type V;
         constexpr int lanes = Vector<C>::lanes;
         V sums[M];
-        for (int m = 0; m < M; ++m) sums[m] = load(mixed + m * lanes);
+        for (int m = 0; m < M; ++m)
+            sums[m] = load(mixed + m * lanes);
         for (; token < last; ++token) {
             const C weight = weights[token];
-            for (int m = 0; m < M; ++m) sums[m] += weight * load(columns + token * head_dim + m * lanes);
+            for (int m = 0; m < M; ++m)
+                sums[m] += weight * load(columns + token * head_dim + m * lanes);
         }
-        for (int m = 0; m < M; ++m) std::memcpy(mixed + m * lanes, &sums[m], sizeof(V));
+        for (int m = 0; m < M; ++m)
+            std::memcpy(mixed + m * lanes, &sums[m], sizeof(V));
     }
 
     // Scratch of one thread: queries and mixtures of a KV head's groups, and their scores.
@@ -474,27 +529,26 @@ template <typename S> struct Attention {
 } // namespace
 
 #define EXPORT(S, suffix)                                                                          \
-    extern "C" void product_##suffix(                                                              \
-        const S *weights, const S *bias, const S *rows, const S *gains, const S *residual,         \
-        S *results, void *scratch, double epsilon, int prologue, long num_rows, long in,           \
-        long outs, int threads) {                                                                  \
+    extern "C" void product_##suffix(const S *weights, const S *bias, const S *rows,               \
+                                     const S *gains, const S *residual, S *results, void *scratch, \
+                                     double epsilon, int prologue, long num_rows, long in,         \
+                                     long outs, int threads) {                                     \
         product<S>(weights, bias, rows, gains, residual, results, scratch, epsilon, prologue,      \
                    num_rows, in, outs, threads);                                                   \
     }                                                                                              \
-    extern "C" void prepare_##suffix(const S *rows, const S *gains, S *ready, double epsilon,       \
+    extern "C" void prepare_##suffix(const S *rows, const S *gains, S *ready, double epsilon,      \
                                      int prologue, long num_rows, long in, int threads) {          \
         prepare_all<S>(rows, gains, ready, epsilon, prologue, num_rows, in, threads);              \
     }                                                                                              \
     extern "C" void attention_##suffix(                                                            \
         const S *qkv, const S *query_norm, const S *key_norm, const S *cosines, const S *sines,    \
         S *keys, S *values, const int64_t *slots, const int64_t *positions, S *attended,           \
-        void *scratch, double epsilon, long batch, long num_heads, long num_kv_heads,               \
+        void *scratch, double epsilon, long batch, long num_heads, long num_kv_heads,              \
         long head_dim, long capacity, long window, long turns, int threads) {                      \
-        const Attention<S> step = {qkv,   query_norm, key_norm,  cosines,      sines,              \
-                                   keys,  values,     slots,     positions,    attended,           \
-                                   epsilon, batch,    num_heads, num_kv_heads, head_dim,           \
-                                   capacity, window,  turns};                                      \
-        step.all(static_cast<typename ComputeOf<S>::type *>(scratch), threads);                     \
+        const Attention<S> step = {qkv,       query_norm,   key_norm,  cosines,  sines,   keys,    \
+                                   values,    slots,        positions, attended, epsilon, batch,   \
+                                   num_heads, num_kv_heads, head_dim,  capacity, window,  turns};  \
+        step.all(static_cast<typename ComputeOf<S>::type *>(scratch), threads);                    \
     }
 
 extern "C" uint64_t read_words(const uint64_t *words, long count, int threads) {
