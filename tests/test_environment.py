@@ -94,6 +94,38 @@ def test_every_workflow_is_yaml_and_runs_the_readmes_commands():
     assert "make test" in ci
 
 
+def steps_of(workflow, job):
+    document = yaml.safe_load((ROOT / ".github/workflows" / workflow).read_text())
+    return document["jobs"][job]["steps"]
+
+
+@pytest.mark.parametrize(("workflow", "job"), [("tests.yml", "gate"), ("weekly.yml", "rebuild")])
+def test_what_was_measured_is_cached_and_uploaded_even_when_a_chapter_fails(workflow, job):
+    steps = steps_of(workflow, job)
+    used = [step.get("uses", "").partition("@")[0] for step in steps]
+    book = next(i for i, step in enumerate(steps) if step.get("id") == "book")
+    save = used.index("actions/cache/save")
+    assert used.index("actions/cache/restore") < book < save
+    assert "always()" in steps[save]["if"]
+    assert steps[save]["with"]["path"] == steps[used.index("actions/cache/restore")]["with"]["path"]
+    uploads = [step for step in steps if step.get("uses", "").startswith("actions/upload-artifact")]
+    assert any("_build/failed" in step["with"]["path"] for step in uploads)
+    assert all("if" in step for step in uploads)
+
+
+def test_a_workflow_gates_and_none_of_them_moves_the_baseline():
+    commands = [step.get("run", "") for step in steps_of("tests.yml", "gate")]
+    assert any('compare "$BASE" measured' in command for command in commands)
+    assert any('compare --code "$BASE" .' in command for command in commands)
+    for path in (ROOT / ".github/workflows").glob("*.yml"):
+        ran = [
+            step.get("run", "")
+            for job in yaml.safe_load(path.read_text())["jobs"].values()
+            for step in job["steps"]
+        ]
+        assert not any("--accept" in command for command in ran), path.name
+
+
 def test_every_path_in_the_readmes_map_exists():
     text = (ROOT / "README.md").read_text()
     section = text.partition("## The map")[2].partition("## Licence")[0]
