@@ -27,7 +27,7 @@ def test_eight_samples_need_the_whole_range_for_95_percent():
     assert interval.n == 8
 
 
-@pytest.mark.parametrize("n", [6, 9, 15, 40, 101])
+@pytest.mark.parametrize("n", [1, 2, 5, 6, 9, 15, 40, 100, 101, 20_000])
 @pytest.mark.parametrize("coverage", [0.9, 0.95, 0.99])
 def test_the_interval_is_the_narrowest_symmetric_one_by_scipys_binomial(n, coverage):
     interval = median_interval(range(1, n + 1), coverage)

@@ -9,15 +9,19 @@ drifting clock cancels. Laws of two terms are fitted inside a round, too.
 Source: David and Nagaraja, "Order Statistics" (2003), section 7.1.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb, isfinite, nan
+from math import comb, exp, isfinite, lgamma, log, log1p, nan
 from statistics import median, quantiles
 
 COVERAGE = 0.95
 LEAST_SAMPLES = 6  # below, not even (smallest, largest) covers the median 95 % of the time
 LARGE_SPREAD = 0.10
 SMALLEST_DETERMINANT = 1e-9  # of a fit's two terms, 0 when they are proportional, at most 1
+ROUNDING = 1e-12  # what sums of a few thousand floats lose
+SMALLEST_TERM = 1e-17  # of a sum that it no longer changes
+MOST_EXACT = 100  # tries: beyond, powers may underflow and binomial coefficients outgrow a float
 
 
 @dataclass(frozen=True)
@@ -118,13 +122,44 @@ def _dot(left: Sequence[float], right: Sequence[float]) -> float:
 
 def _interval_coverage(n: int, depth: int) -> float:
     """P(the median lies between the depth-th smallest and depth-th largest of n samples)."""
-    outside: float = 2 * sum(comb(n, i) for i in range(depth)) / 2**n
-    return 1 - outside
+    return 1 - 2 * _at_most(depth - 1, n, 0.5)
 
 
 def _interval_depth(n: int, coverage: float) -> int:
     """The largest depth whose interval still has the coverage; 0 if none has."""
-    depth = 0
-    while depth < n // 2 and _interval_coverage(n, depth + 1) >= coverage:
-        depth += 1
-    return depth
+    return _depth(n, 0.5, (1 - coverage) / 2)
+
+
+def _depth(n: int, p: float, miss: float) -> int:
+    """The largest rank whose sample lies above the p-quantile with a probability of at most
+    `miss`; 0 if none does.
+
+    The sample of rank k lies above when fewer than k of the n lie below: a binomial count.
+    """
+    return bisect_right(range(n), miss * (1 + ROUNDING), key=lambda k: _at_most(k, n, p))
+
+
+def _at_most(k: int, n: int, p: float) -> float:
+    """P(a binomial count of n tries with chance p is k or less).
+
+    Summed from its largest term down, hence from the side of the mean that k lies on.
+    """
+    if k < 0 or k >= n:
+        return float(k >= n)
+    if k > n * p:
+        return 1 - _at_most(n - k - 1, n, 1 - p)
+    total, term = 0.0, _chance(k, n, p)
+    for i in range(k, -1, -1):
+        total += term
+        if term <= total * SMALLEST_TERM:
+            break
+        term *= i * (1 - p) / ((n - i + 1) * p)
+    return total
+
+
+def _chance(k: int, n: int, p: float) -> float:
+    """P(a binomial count of n tries with chance 0 < p < 1 is k)."""
+    if n <= MOST_EXACT:
+        return float(comb(n, k)) * p**k * (1 - p) ** (n - k)
+    ways = lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
+    return exp(ways + k * log(p) + (n - k) * log1p(-p))
