@@ -494,11 +494,17 @@ def test_a_bootstrap_repeats_itself_by_its_seed():
     assert first != other
 
 
+def test_a_bootstrap_leaves_out_as_much_above_as_below():
+    seen = bootstrap_interval(EIGHT, numpy.mean, seed=3)
+    mirrored = bootstrap_interval([-sample for sample in EIGHT], numpy.mean, seed=3)
+    assert (mirrored.low, mirrored.high) == pytest.approx((-seen.high, -seen.low))
+
+
 def test_a_bootstrap_that_does_not_exist_has_no_interval():
     single = bootstrap_interval([3.0], max, seed=0)
     assert (single.median, single.n, isnan(single.low)) == (3.0, 1, True)
-    undefined = bootstrap_interval([1.0, nan], sum, seed=0)
-    assert isnan(undefined.low)
+    undefined = bootstrap_interval([1.0, inf], max, seed=0)  # 1 in a quarter of the resamples
+    assert (isnan(undefined.low), isnan(undefined.high)) == (True, True)
     with pytest.raises(ValueError, match="at least one sample"):
         bootstrap_interval([], max, seed=0)
     with pytest.raises(ValueError, match="at least 40 resamples; got 39"):
