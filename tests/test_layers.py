@@ -37,6 +37,7 @@ INNER_ORDER = [
     "hf_config",
     "request",
     "statistics",
+    "serving_metrics",
     "claim",
     "roofline",
     "capacity",
