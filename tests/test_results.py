@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from prefill_decode import results
+from prefill_decode.results import record as record_module
 
 
 def test_a_record_survives_the_disk_unchanged(record, tmp_path):
@@ -20,7 +21,15 @@ def test_a_record_survives_the_disk_unchanged(record, tmp_path):
 
 def test_a_record_holds_what_is_needed_to_judge_it_again(record):
     metric = record["metrics"][0]
-    assert metric["measured"] == {"median": 1.2, "low": 1.1, "high": 1.3, "n": 10, "coverage": 0.97}
+    assert metric["measured"] == {
+        "median": 1.2,
+        "low": 1.1,
+        "high": 1.3,
+        "n": 10,
+        "coverage": 0.97,
+        "unit": "1",
+        "better": "lower",
+    }
     assert metric["physical_limit"] is None
     assert record["metrics"][1]["measured"]["coverage"] is None  # unknown is null
     assert results.interval_of(record["metrics"][0]["measured"]).high == 1.3
@@ -39,18 +48,18 @@ def git(folder, *words):
 def test_the_commit_is_marked_when_the_measuring_code_differs_from_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert results._commit() is None
+    assert record_module._commit() is None
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "a.py").write_text("1")
     git(tmp_path, "init")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-m", "first")
-    clean = results._commit()
+    clean = record_module._commit()
     assert len(clean) >= 12
     (tmp_path / "record.json").write_text("{}")  # results beside the code change nothing
-    assert results._commit() == clean
+    assert record_module._commit() == clean
     (tmp_path / "lib" / "a.py").write_text("2")
-    assert results._commit() == clean + "+changes"
+    assert record_module._commit() == clean + "+changes"
 
 
 def test_the_default_folder_is_the_checkouts_and_else_the_current_one(root, tmp_path, monkeypatch):
@@ -129,8 +138,8 @@ def damaged(record):
         "NaN": (nan, "not a finite number"),
         "infinity": (text.replace('"n": 10', '"n": -Infinity', 1), "not a finite number"),
         "a key twice": (twice, "'seed' appears twice"),
-        "a newer schema": (text.replace('"schema_version": 1', '"schema_version": 99'), "99"),
-        "no schema version": (text.replace('"schema_version": 1, ', ""), "schema_version"),
+        "a newer schema": (text.replace('"schema_version": 2', '"schema_version": 99'), "99"),
+        "no schema version": (text.replace('"schema_version": 2, ', ""), "schema_version"),
         "no metrics": (json.dumps({**record, "metrics": []}), "metrics"),
         "one metric twice": (
             json.dumps({**record, "metrics": record["metrics"][:1] * 2}),
@@ -157,15 +166,15 @@ def test_a_damaged_file_is_refused_with_its_name_and_the_reason(record, tmp_path
     assert len(str(caught.value)) < 600
 
 
-def test_files_that_are_no_text_too_large_or_not_files_are_refused(record, tmp_path, monkeypatch):
+def test_files_that_are_no_text_too_large_or_not_files_are_refused(record, tmp_path):
     path = tmp_path / "machine.json"
     path.write_bytes(b"\xff\xfe\x00 is no text")
     with pytest.raises(ValueError, match="UTF-8"):
         results.load(path)
     with pytest.raises(ValueError, match="regular file"):
         results.load(tmp_path)
-    monkeypatch.setattr(results, "LARGEST_FILE_BYTES", 5)
-    with pytest.raises(ValueError, match="at most 5 bytes"):
+    os.truncate(path, 100_000_000)
+    with pytest.raises(ValueError, match="at most 20000000 bytes; got 100000000"):
         results.load(path)
 
 
