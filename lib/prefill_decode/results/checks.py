@@ -13,7 +13,7 @@ from importlib.resources import files
 from math import nan
 from typing import Any
 
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, ValidationError
 from jsonschema.validators import extend
 
 from prefill_decode.claim import Claim, Prediction
@@ -49,7 +49,13 @@ def check_schema(value: Any, where: object, name: str, what: str = "a record") -
     error = next(_validator(name).iter_errors(value), None)
     if error is not None:
         inside = "/".join(str(part) for part in error.absolute_path) or "as a whole"
-        raise ValueError(f"{where}: not {what}: {inside[:200]}: {error.message[:200]}")
+        raise ValueError(f"{where}: not {what}: {inside[:200]}: {_said(error)[:200]}")
+
+
+def _said(error: ValidationError) -> str:
+    if error.validator == "type" and error.validator_value == "number":
+        return f"{json.dumps(error.instance)[:60]} is not a finite number"
+    return error.message
 
 
 def interval_of(stored: Mapping[str, Any]) -> Interval:

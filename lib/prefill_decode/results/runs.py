@@ -97,6 +97,7 @@ def append(results: Path, run: Run) -> None:
 
 def append_alone(results: Path, run: Run) -> None:
     """`append` for who is the only writer already. Earlier lines stay as they are, bad ones too."""
+    line = line_of(run)
     path = history_path(results, run.claim, run.machine["slug"])
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():
@@ -106,7 +107,7 @@ def append_alone(results: Path, run: Run) -> None:
         return
     if earlier and not earlier.endswith(b"\n"):
         earlier += b"\n"
-    write_bytes_atomically(path, earlier + line_of(run).encode())
+    write_bytes_atomically(path, earlier + line.encode())
 
 
 def history_path(results: Path, claim: str, slug: str) -> Path:
@@ -145,6 +146,8 @@ def accept(
 
     Only runs of the newest one's setting and on its host are pinned, and no void ones. ValueError,
     with nothing pinned, if a claim has no run here or its newest is void."""
+    if most_runs < 1:
+        raise ValueError(f"a baseline holds one run or more; got most_runs {most_runs}")
     with only_writer(results):
         chosen = {claim: _to_pin(results, claim, slug, most_runs) for claim in claims}
         return [_pin(results, claim, slug, runs) for claim, runs in chosen.items()]

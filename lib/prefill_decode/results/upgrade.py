@@ -25,7 +25,7 @@ def upgraded(record: Any, where: object) -> Any:
     version = record.get("schema_version")
     if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
         raise ValueError(
-            f"{where}: not a record of this library, which reads schema_version 1 to "
+            f"{where}: not a record: unknown schema version: this library reads 1 to "
             f"{SCHEMA_VERSION}; got {repr(version)[:60]}: if it is newer, update the library"
         )
     if version == SCHEMA_VERSION:
