@@ -1,3 +1,5 @@
+import hashlib
+import json
 import os
 import re
 from dataclasses import replace
@@ -14,7 +16,9 @@ def test_this_machine_is_described_with_what_tells_it_from_others():
     assert 1 <= here.cores <= os.cpu_count()
     assert here.memory_bytes > 10**8
     assert here.device_name == here.cpu_name != ""
-    assert {"slug", "title", "torch", "python", "threads"} <= here.as_dict().keys()
+    assert {"slug", "title", "torch", "python", "threads", "kind"} <= here.as_dict().keys()
+    assert here.kernels in ("compiled", "torch only")
+    assert here.as_dict()["instruction_sets"] != []
 
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch):
@@ -102,6 +106,112 @@ def test_a_slug_is_a_file_name_and_tells_unlike_machines_apart(machine):
     gpu = replace(machine, device="cuda", device_name="NVIDIA H200")
     assert gpu.slug.startswith("nvidia-h200-")
     assert gpu.title == "NVIDIA H200"
+
+
+def test_a_kind_is_of_everything_that_decides_speed_and_of_no_version(machine):
+    assert re.fullmatch("[0-9a-f]{16}", machine.kind)
+    assert machine.slug.endswith(machine.kind[:4])
+    decisive = [
+        {"device": "cuda"},
+        {"device_name": "Another CPU"},
+        {"cpu_name": "Another CPU"},
+        {"cores": 4},
+        {"threads": 1},
+        {"memory_bytes": 32 * 10**9},
+        {"last_level_cache_bytes": None},
+        {"system": "Darwin arm64"},
+        {"instruction_sets": ("avx", "avx2")},
+        {"instruction_sets": ()},
+        {"cpu_family_model_stepping": "6/143/8"},
+    ]
+    assert len({replace(machine, **fields).kind for fields in decisive} | {machine.kind}) == 12
+    for fields in (
+        {"python": "3.12.0"},
+        {"torch": "3.0"},
+        {"numpy": "3.0"},
+        {"kernels": "compiled"},
+        {"accelerator_driver": "570.1"},
+        {"host": "0" * 16},
+        {"memory_bytes": machine.memory_bytes + 10**6},
+    ):
+        assert replace(machine, **fields).kind == machine.kind
+
+
+def test_a_machine_read_back_from_json_is_of_the_same_kind(machine):
+    full = replace(machine, instruction_sets=("avx", "avx2"))
+    assert module.kind_of(json.loads(json.dumps(full.as_dict()))) == full.kind
+
+
+def test_a_long_name_makes_no_file_name_too_long(machine):
+    assert len(replace(machine, device_name="CPU " * 100).slug) <= 100
+
+
+def test_the_cpus_model_and_instruction_sets_are_read_from_the_system(monkeypatch):
+    monkeypatch.setattr(module.platform, "system", lambda: "Linux")
+    x86 = (
+        "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\n"
+        "model name\t: Intel Xeon\nstepping\t: 8\n"
+        "flags\t\t: fpu sse4_2 avx2 avx amx_tile avx512f amx_bf16\nbugs\t: none\n"
+    )
+    assert module._cpu_family_model_stepping(x86) == "6/143/8"
+    sets = ("avx", "avx2", "avx512f", "amx_tile", "amx_bf16")
+    assert module._linux_instruction_sets(x86) == sets
+    arm = (
+        "Features\t: fp asimd asimddp sve bf16\nCPU implementer\t: 0x41\n"
+        "CPU architecture: 8\nCPU variant\t: 0x1\nCPU part\t: 0xd40\nCPU revision\t: 1\n"
+    )
+    assert module._cpu_family_model_stepping(arm) == "0x41/0xd40/0x1/1"
+    assert module._linux_instruction_sets(arm) == ("asimd", "asimddp", "bf16", "sve")
+    assert module._cpu_family_model_stepping("") is None
+    assert module._linux_instruction_sets("") is None
+
+
+def test_a_macs_instruction_sets_are_called_as_on_linux():
+    apple = "hw.optional.arm.AdvSIMD: 1\nhw.optional.arm.FEAT_DotProd: 1\n"
+    apple += "hw.optional.neon: 1\nhw.optional.arm.FEAT_BF16: 1\nhw.optional.arm.FEAT_SME: 0\n"
+    assert module._darwin_instruction_sets(apple) == ("neon", "asimd", "asimddp", "bf16")
+    intel = "hw.optional.avx1_0: 1\nhw.optional.avx2_0: 1\nhw.optional.avx512f: 0\n"
+    assert module._darwin_instruction_sets(intel) == ("avx", "avx2")
+    assert module._darwin_instruction_sets("") is None
+
+
+def test_a_host_is_known_by_a_mark_that_does_not_reveal_its_id(tmp_path, monkeypatch):
+    monkeypatch.setattr(module.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(module, "MACHINE_ID", tmp_path / "machine-id")
+    assert module._host() is None
+    for unknown in ("", "uninitialized\n"):
+        (tmp_path / "machine-id").write_text(unknown)
+        assert module._host() is None
+    marks = set()
+    for known in ("0123456789abcdef" * 2, "fedcba9876543210" * 2):
+        (tmp_path / "machine-id").write_text(known + "\n")
+        mark = module._host()
+        assert re.fullmatch("[0-9a-f]{16}", mark)
+        assert mark not in known
+        assert not hashlib.sha256(known.encode()).hexdigest().startswith(mark)
+        marks.add(mark)
+    assert len(marks) == 2
+    monkeypatch.setattr(module.platform, "system", lambda: "Darwin")
+    answers = {"ioreg": '    "IOPlatformUUID" = "12345678-9ABC"\n'}
+    monkeypatch.setattr(module, "_output", lambda *command: answers.get(command[0], ""))
+    assert re.fullmatch("[0-9a-f]{16}", module._host())
+    answers.clear()
+    assert module._host() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "driver"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n", "535.104.05"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86  Release\n", "570.86"),
+        ("", None),
+    ],
+)
+def test_an_accelerators_driver_is_read_from_the_system(tmp_path, monkeypatch, text, driver):
+    monkeypatch.setattr(module, "NVIDIA_DRIVER", tmp_path / "version")
+    (tmp_path / "version").write_text(text)
+    assert module._accelerator_driver("cuda") == driver
+    assert module._accelerator_driver("cpu") is None
 
 
 def test_an_unknown_cache_is_replaced_by_a_cautious_guess(machine):

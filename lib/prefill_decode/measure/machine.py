@@ -1,15 +1,18 @@
 """Machine: what a number was measured on, in enough detail not to pool it with unlike ones.
 
 Counts:  the cores this process may really use (affinity and cgroup quota), the last-level cache
-         as the system reports it, versions of what does the arithmetic.
+         as the system reports it, instruction sets, versions of what does the arithmetic.
+         Machines whose speed should be equal are of one kind; a host is one of them, known by a
+         mark that does not reveal its id. Virtual machines cloned with one id share the mark.
 Ignores: clock speed and memory speed, which virtual machines hide; the measured ceilings stand
          for them."""
 
+import json
 import os
 import platform
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from importlib.metadata import version
@@ -26,6 +29,17 @@ UNKNOWN_CACHE_BYTES = 32e6  # stands in where the system does not say: a large l
 # More than any processor on sale has for each core: a machine that reports more is a slice of a
 # larger host, shows the host's whole cache and shares it with neighbours.
 MOST_CACHE_BYTES_PER_CORE = 16 * 2**20
+INSTRUCTION_SETS = (  # that decide how fast products and reads are, as Linux writes them
+    *("avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16"),
+    *("avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "amx_fp16"),
+    *("neon", "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2", "sme"),
+)
+CPU_INFO = Path("/proc/cpuinfo")
+MACHINE_ID = Path("/etc/machine-id")
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+EXPERT = "IOPlatformExpertDevice"  # holds a Mac's id
+HOST_NAMESPACE = "prefill-decode: a host\n"  # the mark is of no use to who knows the id's own hash
+LONGEST_NAME = 80  # of a processor, in a file's name
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,16 @@ class Machine:
     python: str
     torch: str
     numpy: str
+    instruction_sets: tuple[str, ...] | None = None
+    kernels: str = "torch only"  # or "compiled"
+    cpu_family_model_stepping: str | None = None
+    accelerator_driver: str | None = None
+    host: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """A mark that machines share whose speed should be equal."""
+        return kind_of(asdict(self))
 
     @property
     def cache_bytes(self) -> float:
@@ -56,17 +80,14 @@ class Machine:
 
     @property
     def slug(self) -> str:
-        """A name for files: the processor, on a CPU how many cores, and a mark of the rest.
+        """A name for files: the processor, on a CPU how many cores, and a mark of its kind.
 
         The mark keeps machines apart whose processors have the same name, as virtual ones often do.
         """
-        name = self.device_name
+        name = self.device_name[:LONGEST_NAME]
         if self.device == "cpu":
             name += f" {self.cores} core{'s' if self.cores > 1 else ''}"
-        memory_gib = round(self.memory_bytes / GIB)
-        rest = (self.cpu_name, self.cores, memory_gib, self.last_level_cache_bytes, self.system)
-        mark = sha256(repr(rest).encode()).hexdigest()[:4]
-        return re.sub(r"[^a-z0-9]+", "-", f"{name} {mark}".lower()).strip("-")
+        return re.sub(r"[^a-z0-9]+", "-", f"{name} {self.kind[:4]}".lower()).strip("-")
 
     @property
     def title(self) -> str:
@@ -76,7 +97,22 @@ class Machine:
         return self.device_name
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "slug": self.slug, "title": self.title}
+        """What a record holds of it, as JSON has it."""
+        sets = None if self.instruction_sets is None else list(self.instruction_sets)
+        names = {"kind": self.kind, "slug": self.slug, "title": self.title}
+        return {**asdict(self), "instruction_sets": sets, **names}
+
+
+def kind_of(machine: Mapping[str, Any]) -> str:
+    """16 hex digits of everything in a machine's description that decides its speed.
+
+    Versions do not count: they may be changed on the same machine. Memory counts in whole GiB,
+    because the kernel keeps a varying part of it."""
+    names = ("device", "device_name", "cpu_name", "cpu_family_model_stepping", "instruction_sets")
+    counts = ("cores", "threads", "last_level_cache_bytes", "system")
+    decisive = [machine[name] for name in (*names, *counts)]
+    decisive.append(round(machine["memory_bytes"] / GIB))
+    return sha256(json.dumps(decisive).encode()).hexdigest()[:16]
 
 
 def describe_machine(device: str = "auto") -> Machine:
@@ -97,6 +133,11 @@ def describe_machine(device: str = "auto") -> Machine:
         python=platform.python_version(),
         torch=torch.__version__,
         numpy=version("numpy"),
+        instruction_sets=_instruction_sets(chosen),
+        kernels=_kernels(chosen),
+        cpu_family_model_stepping=_cpu_family_model_stepping(_read(CPU_INFO)),
+        accelerator_driver=_accelerator_driver(chosen),
+        host=_host(),
     )
 
 
@@ -151,6 +192,84 @@ def _read(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
+
+
+def _instruction_sets(device: str) -> tuple[str, ...] | None:
+    """The CPU's, and of a CUDA device its compute capability; None where the system is silent."""
+    if platform.system() == "Darwin":
+        found = _darwin_instruction_sets(_output("sysctl", "hw.optional"))
+    else:
+        found = _linux_instruction_sets(_read(CPU_INFO))
+    if device == "cuda":
+        import torch
+
+        major, minor = torch.cuda.get_device_capability()
+        found = (*(found or ()), f"sm_{major}{minor}")
+    return found
+
+
+def _linux_instruction_sets(cpu_info: str) -> tuple[str, ...] | None:
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", cpu_info, re.MULTILINE)
+    if found is None:
+        return None
+    flags = set(found.group(1).split())
+    return tuple(name for name in INSTRUCTION_SETS if name in flags)
+
+
+def _darwin_instruction_sets(listing: str) -> tuple[str, ...] | None:
+    """From lines such as `hw.optional.arm.FEAT_BF16: 1`, in Linux' words."""
+    present = set(
+        re.findall(r"^hw\.optional\.(?:arm\.)?(?:FEAT_)?(\w+): 1$", listing, re.MULTILINE)
+    )
+    if not present:
+        return None
+    words = {"avx1_0": "avx", "avx2_0": "avx2", "AdvSIMD": "asimd", "DotProd": "asimddp"}
+    found = {words.get(name, name.lower()) for name in present}
+    return tuple(name for name in INSTRUCTION_SETS if name in found)
+
+
+def _cpu_family_model_stepping(cpu_info: str) -> str | None:
+    """Numbers joined by "/", on ARM the implementer, part, variant and revision; None unknown."""
+    for keys in (
+        ("cpu family", "model", "stepping"),
+        ("CPU implementer", "CPU part", "CPU variant", "CPU revision"),
+    ):
+        found = [re.search(rf"^{key}\s*:\s*(\S+)$", cpu_info, re.MULTILINE) for key in keys]
+        values = [match.group(1) for match in found if match]
+        if len(values) == len(keys):
+            return "/".join(values)
+    if platform.system() == "Darwin":
+        values = [_sysctl(f"machdep.cpu.{key}") for key in ("family", "model", "stepping")]
+        return "/".join(values) if all(values) else None
+    return None
+
+
+def _kernels(device: str) -> str:
+    """Compiles them where nobody has yet, once a machine: what is measured next needs them."""
+    from prefill_decode import kernels
+
+    return "compiled" if device == "cpu" and kernels.why_not() is None else "torch only"
+
+
+def _accelerator_driver(device: str) -> str | None:
+    if device == "mps":
+        return platform.mac_ver()[0] or None
+    if device != "cuda":
+        return None
+    found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", _read(NVIDIA_DRIVER))
+    return found.group(1) if found else None
+
+
+def _host() -> str | None:
+    """16 hex digits that are this host's alone and do not reveal its id; None where unknown."""
+    if platform.system() == "Darwin":
+        found = re.search(r'"IOPlatformUUID" = "([^"]+)"', _output("ioreg", "-rd1", "-c", EXPERT))
+        machine_id = found.group(1) if found else ""
+    else:
+        machine_id = _read(MACHINE_ID)
+    if machine_id in ("", "uninitialized"):
+        return None
+    return sha256((HOST_NAMESPACE + machine_id).encode()).hexdigest()[:16]
 
 
 def read_cpu_name() -> str:
@@ -229,8 +348,12 @@ def _choose_device(device: str) -> str:
 
 
 def _sysctl(key: str) -> str:
+    return _output("sysctl", "-n", key)
+
+
+def _output(*command: str) -> str:
     try:
-        done = subprocess.run(["sysctl", "-n", key], capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
         return ""
     return done.stdout.strip()
