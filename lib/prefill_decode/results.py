@@ -10,9 +10,10 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
+from hashlib import sha256
 from importlib.resources import files
 from math import isfinite, nan
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from prefill_decode import __version__
+from prefill_decode.change import Better, Quantity
 from prefill_decode.claim import Claim, Judgement, Verdict
 from prefill_decode.measure import Ceilings, Machine, Timings
 from prefill_decode.model_spec import ModelSpec
@@ -314,3 +316,149 @@ def _git(*words: str) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()
+
+
+@dataclass(frozen=True)
+class Run:
+    """What history and baseline hold of a record."""
+
+    run_id: str  # 16 hex digits of the record's canonical JSON
+    claim: str
+    date: str
+    commit: str | None
+    library_version: str
+    outcome: str  # the verdict's
+    reason: str
+    failed_control: bool  # some control's own outcome is "refuted" or "void"
+    machine: dict[str, Any]  # as in the record
+    setting: dict[str, Any]  # what must be equal to compare: model, dtype, parameters but budget_s
+    quantities: dict[str, Quantity]  # by metric; "reached, STEP" and "time, STEP"
+    expected: dict[str, tuple[float, float]]  # prediction: (expected, rival)
+
+
+def run_of(record: Record) -> Run:
+    """The run that a valid record condenses to."""
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    controls = [m for m in record["metrics"] if m["role"] == "control"]
+    predictions = [m for m in record["metrics"] if m["role"] == "prediction"]
+    chosen = {k: v for k, v in record["parameters"].items() if k != "budget_s"}
+    return Run(
+        run_id=sha256(text.encode()).hexdigest()[:16],
+        claim=record["claim"],
+        date=record["date"],
+        commit=record["commit"],
+        library_version=record["library_version"],
+        outcome=record["verdict"]["outcome"],
+        reason=record["verdict"]["reason"],
+        failed_control=any(m["outcome"] in ("refuted", "void") for m in controls),
+        machine={"kind": _kind(record["machine"]), "host": None, **record["machine"]},
+        setting={**chosen, "model": record["model"]["name"], "dtype": record["model"]["dtype"]},
+        quantities=_quantities(record),
+        expected={m["name"]: (m["expected"], m["rival"]) for m in predictions},
+    )
+
+
+def same_kind(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether two machines, as records describe them, should be equally fast."""
+    return bool(a["kind"] == b["kind"])
+
+
+def same_host(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether both are one and the same machine; one that is not known is never the same."""
+    return a["host"] is not None and a["host"] == b["host"]
+
+
+def append(results: Path, run: Run) -> None:
+    """Adds a run to its machine's history, unless it is there already."""
+    _add(results / "history" / run.claim / f"{run.machine['slug']}.jsonl", [run])
+
+
+def read_runs(path: Path) -> list[Run]:
+    """The runs of a file, oldest first. ValueError names file, line and reason."""
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            stored = json.loads(line)
+            quantities = {
+                name: Quantity(
+                    interval_of({k: v for k, v in held.items() if k not in ("unit", "better")}),
+                    held["unit"],
+                    held["better"],
+                )
+                for name, held in stored.pop("quantities").items()
+            }
+            expected = {name: (a, b) for name, (a, b) in stored.pop("expected").items()}
+            found.append(Run(**stored, quantities=quantities, expected=expected))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path}, line {number}: not a run: {error}") from error
+    return sorted(found, key=lambda run: run.date)
+
+
+def history(results: Path) -> tuple[list[Run], list[str]]:
+    """Every run that was saved, and a sentence for each unusable file."""
+    return _read_all(results / "history")
+
+
+def baselines(results: Path) -> tuple[list[Run], list[str]]:
+    """Every pinned run, and a sentence for each unusable file."""
+    return _read_all(results / "baseline")
+
+
+def accept(results: Path, claims: Sequence[str], slug: str, most_runs: int = 5) -> list[Path]:
+    """Pins a machine's last runs of each claim as what later ones are held against."""
+    paths = []
+    for claim in claims:
+        past = results / "history" / claim / f"{slug}.jsonl"
+        runs = read_runs(past) if past.exists() else []
+        record = results / claim / f"{slug}.json"
+        if record.exists() and run_of(load(record)).run_id not in {run.run_id for run in runs}:
+            runs.append(run_of(load(record)))
+        if not runs:
+            raise ValueError(f"{claim} has no run on {slug} to pin: run it first")
+        if runs[-1].outcome == "void":
+            raise ValueError(f"{claim}: a void run is no baseline ({runs[-1].reason})")
+        paths.append(results / "baseline" / claim / f"{slug}.jsonl")
+        paths[-1].unlink(missing_ok=True)
+        _add(paths[-1], [run for run in runs if run.outcome != "void"][-most_runs:])
+    return paths
+
+
+def _add(path: Path, runs: Sequence[Run]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        for run in runs:
+            quantities = {
+                name: {**_stored_interval(q.measured), "unit": q.unit, "better": q.better}
+                for name, q in run.quantities.items()
+            }
+            file.write(json.dumps({**vars(run), "quantities": quantities}, sort_keys=True) + "\n")
+
+
+def _read_all(folder: Path) -> tuple[list[Run], list[str]]:
+    runs, problems = [], []
+    for path in sorted(folder.glob("*/*.jsonl")):
+        try:
+            runs += read_runs(path)
+        except ValueError as error:
+            problems.append(str(error))
+    return runs, problems
+
+
+def _quantities(record: Record) -> dict[str, Quantity]:
+    found = {}
+    for metric in record["metrics"]:
+        better: Better = "lower" if metric["expected"] < metric["rival"] else "higher"
+        found[metric["name"]] = Quantity(interval_of(metric["measured"]), "1", better)
+    for point in record["points"]:
+        reached, time = interval_of(point["reached"]), interval_of(point["time_s"])
+        found[f"reached, {point['step']}"] = Quantity(reached, "1", "higher")
+        found[f"time, {point['step']}"] = Quantity(time, "s", "lower")
+    return found
+
+
+def _kind(machine: Mapping[str, Any]) -> str:
+    named = {k: v for k, v in machine.items() if k not in ("slug", "title", *SOFTWARE)}
+    return sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
+
+
+SOFTWARE = ("python", "torch", "numpy")
