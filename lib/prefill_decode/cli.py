@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from prefill_decode.book import Project
     from prefill_decode.certify import Certificate
     from prefill_decode.measure import Machine
+    from prefill_decode.results import Run
 
 FINE, FINDING, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 # Parameters of every notebook that the command sets itself.
@@ -161,6 +162,31 @@ def show_results(options: argparse.Namespace) -> int:
     return UNUSABLE if problems else FINE
 
 
+def trust(options: argparse.Namespace) -> int:
+    """How often this machine errs when codes are compared: equal ones, and one that was slowed."""
+    from prefill_decode import paired
+    from prefill_decode.book.run import measuring_alone
+
+    project = _project(options)
+    project.prepare()
+    with measuring_alone(project):
+        study = paired.run_study(
+            project.root,
+            project.build / "trust",
+            sessions=options.sessions,
+            budget_s=options.budget,
+            device=options.device,
+            chapter_runs=options.chapter_runs,
+            run_chapter_once=_chapter_runner(project, options.device),
+            again=options.again,
+            say=lambda words: print(words, file=sys.stderr, flush=True),
+        )
+    path = options.out or project.results / "trust" / f"{study['machine']['slug']}.json"
+    paired.save_study(study, path)
+    print(f"{paired.summary(study)}\nthe study is in {path}")
+    return FINE
+
+
 def show_hardware(options: argparse.Namespace) -> int:
     """Accelerators: dense peaks, bandwidth, ridge, capacity, link, power, source."""
     from prefill_decode import hardware
@@ -291,6 +317,31 @@ def _run_chapters(
     return runs, failures
 
 
+def _chapter_runner(project: "Project", device: str) -> "Callable[[], Run]":
+    """A call that measures the study's chapter afresh; its record stays below the build folder."""
+
+    def once() -> "Run":
+        from prefill_decode import measure, paired, results
+        from prefill_decode.book.parameters import check_parameters
+        from prefill_decode.book.run import ChapterFailure, run_chapter
+
+        machine = measure.describe_machine(device)
+        trials = project.build / "trust" / "chapter"
+        trial = replace(project, results=trials / "results", build=trials / "build")
+        given = check_parameters(project.notebook(paired.CHAPTER), {"device": machine.device})
+        trial.prepare()
+        try:
+            run_chapter(trial, paired.CHAPTER, given, machine, again=True)
+        except ChapterFailure as failure:
+            if failure.reason == "interrupted":
+                raise KeyboardInterrupt from None
+            raise ValueError(str(failure)) from failure
+        path = trial.results / paired.CHAPTER / f"{machine.slug}.json"
+        return results.run_of(results.load(path))
+
+    return once
+
+
 def _exit_code(failures: dict[str, Any]) -> int:
     if INTERRUPTED in failures.values():
         return INTERRUPTED
@@ -414,6 +465,9 @@ def _parser() -> argparse.ArgumentParser:
     showing.add_argument(
         "--write-readme", action="store_true", help="refresh the README's table and figure"
     )
+    studying = verb("trust", trust)
+    folders(studying)
+    _add_trust(studying)
     _add_hardware(verb("hardware", show_hardware, device=False))
     _add_certify(verb("certify", certify, device=False))
     modelling = verb("model", model, device=False)
@@ -424,6 +478,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     modelling.add_argument("--json", action="store_true")
     return parser
+
+
+def _add_trust(added: argparse.ArgumentParser) -> None:
+    added.add_argument(
+        "--sessions", type=int, default=16, metavar="N", help="of fresh processes each (16)"
+    )
+    added.add_argument(
+        "--budget",
+        type=_positive_seconds,
+        default=40.0,
+        metavar="SECONDS",
+        help="of a session, for each of three sorts of pairs (40)",
+    )
+    added.add_argument(
+        "--chapter-runs", type=int, default=8, metavar="N", help="fresh runs of one chapter (8)"
+    )
+    added.add_argument("--out", type=Path, metavar="FILE", help="(book/results/trust/MACHINE.json)")
+    added.add_argument("--again", action="store_true", help="measure again what is kept")
 
 
 def _add_hardware(added: argparse.ArgumentParser) -> None:

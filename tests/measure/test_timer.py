@@ -19,7 +19,7 @@ class FakeWorld:
         self.now_s = 0.0
         self.others_s = 0.0
         monkeypatch.setattr(timer.time, "perf_counter", lambda: self.now_s)
-        monkeypatch.setattr(timer._OtherLoad, "_others_s", lambda load: self.others_s)
+        monkeypatch.setattr(timer.OtherLoad, "_others_s", lambda load: self.others_s)
 
     def step(self, times_s, calls=None, name=""):
         times = itertools.cycle(times_s)
@@ -228,13 +228,13 @@ def test_the_time_that_others_take_is_counted_and_our_own_is_not(monkeypatch):
     monkeypatch.setattr(timer.psutil, "cpu_times", lambda percpu: every)
     monkeypatch.setattr(timer, "allowed_cpus", lambda: [0, 1])
     monkeypatch.setattr(timer.time, "process_time", lambda: 7.5)
-    assert timer._OtherLoad._others_s() == pytest.approx(
-        16.5 + 24 - 7.5
-    )  # idle and iowait left out
+    busy_s = 16.5 + 24  # idle and iowait left out
+    assert timer.OtherLoad()._others_s() == pytest.approx(busy_s - 7.5)
+    assert timer.OtherLoad(lambda: 30.0)._others_s() == pytest.approx(busy_s - 30)
 
 
 def test_a_neighbours_work_shows_up():
-    theirs = timer._OtherLoad()
+    theirs = timer.OtherLoad()
     code = "import time\nwhile time.process_time() < 0.8: pass"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert theirs._others_s() - theirs.others_s > 0.6

@@ -172,7 +172,7 @@ def interleave(
     gc.disable()
     try:
         while (timings := done()) is None:
-            load = _OtherLoad()
+            load = OtherLoad()
             for name in order.sample(list(steps), len(steps)):
                 raw_s[name].append(_time_once(steps[name], synchronize))
             disturbed.append(load.took_more_than(machine.cores - threads))
@@ -216,10 +216,13 @@ def _all_narrow(timings: Timings) -> bool:
     return all(width <= NARROW for width in widths)
 
 
-class _OtherLoad:
-    """Processor time that others, or the hypervisor, took since this was made."""
+class OtherLoad:
+    """Processor time that others, or the hypervisor, took since this was made.
 
-    def __init__(self) -> None:
+    `own_s` gives the processor time of what is being timed, which is not others'."""
+
+    def __init__(self, own_s: Callable[[], float] | None = None) -> None:
+        self.own_s = own_s or time.process_time
         self.started_s = time.perf_counter()
         self.others_s = self._others_s()
 
@@ -228,11 +231,10 @@ class _OtherLoad:
         tolerated_s = (max(0.0, spare_cores) + OTHERS_TOLERATED_CORES) * elapsed_s
         return self._others_s() - self.others_s > tolerated_s + 2 * CLOCK_TICK_S
 
-    @staticmethod
-    def _others_s() -> float:
+    def _others_s(self) -> float:
         """Busy seconds of the processors this process may use, less its own."""
         every = psutil.cpu_times(percpu=True)
         mine = [every[cpu] for cpu in allowed_cpus() if cpu < len(every)]
         fields = ("user", "nice", "system", "irq", "softirq", "steal")
         busy_s = sum(getattr(cpu, field, 0.0) for cpu in mine for field in fields)
-        return float(busy_s - time.process_time())
+        return float(busy_s - self.own_s())

@@ -1,0 +1,35 @@
+"""Paired: two checkouts' code measured in turns, and how far such answers can be trusted."""
+
+from prefill_decode.paired.study import (
+    CHAPTER,
+    CHAPTER_RUNS,
+    SESSIONS,
+    load_study,
+    run_study,
+    save_study,
+    summary,
+)
+from prefill_decode.paired.turns import (
+    BUDGET_S,
+    GUARD_STEPS,
+    TOLERANCE,
+    CodeComparison,
+    StepComparison,
+    compare_code,
+)
+
+__all__ = [
+    "BUDGET_S",
+    "CHAPTER",
+    "CHAPTER_RUNS",
+    "GUARD_STEPS",
+    "SESSIONS",
+    "TOLERANCE",
+    "CodeComparison",
+    "StepComparison",
+    "compare_code",
+    "load_study",
+    "run_study",
+    "save_study",
+    "summary",
+]

@@ -1,0 +1,186 @@
+"""Rates: how often comparisons raise an alarm, from the raw pairs of a study. Pure, by seed.
+
+An alarm on equal codes is false; one on codes of which one was slowed on purpose is right. Fresh
+comparisons are the sessions themselves, one each. Resampled ones draw a session, and from it blocks
+of consecutive pairs with replacement; on equal codes the sides are swapped at random. They carry
+the session's own luck and the draw's, so that they err more often than fresh ones would.
+Confirmed alarms stood again in other sessions with twice the budget, as `compare_code` asks.
+
+Ignores: that resampled comparisons share their sessions, and confirmed ones too: the interval of
+         their rate is narrower than new machines or other days would allow.
+Source:  Clopper and Pearson, "The use of confidence or fiducial limits", Biometrika 26 (1934).
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import ceil, exp, lgamma, log, log1p
+from typing import Any
+
+from prefill_decode.paired.pairs import Kind, Pair, judge_kind
+
+RESAMPLES = 400
+BLOCK_PAIRS = 5  # consecutive pairs that are drawn together, because neighbours are alike
+SESSIONS_FOR_5 = 4  # a slowdown of 5 % needs a budget of 160 s
+CONFIRMING_SESSIONS = 2
+RATE_COVERAGE = 0.95
+BISECTIONS = 60
+
+Pairs = Sequence[Pair]
+
+
+@dataclass(frozen=True)
+class Rate:
+    """`count` of `of` comparisons, and the exact interval of their chance."""
+
+    count: int
+    of: int
+    share: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A sort of comparison: what was planted, how it is judged, how many sessions it takes."""
+
+    name: str
+    planted: float
+    tolerance: float
+    sessions: int
+
+
+TRIALS = (
+    Trial("equal", 0.0, 0.10, 1),
+    Trial("planted 10%", 0.10, 0.10, 1),
+    Trial("planted 5%", 0.05, 0.05, SESSIONS_FOR_5),
+)
+
+
+def rate(count: int, of: int, coverage: float = RATE_COVERAGE) -> Rate:
+    """A share with its Clopper-Pearson interval. ValueError unless 0 <= count <= of, of >= 1."""
+    if not 0 <= count <= of or of < 1:
+        raise ValueError(f"a rate counts some of at least one comparison; got {count} of {of}")
+    miss = (1 - coverage) / 2
+    low = _crossing(lambda p: 1 - _at_most(count - 1, of, p) >= miss) if count else 0.0
+    high = _crossing(lambda p: _at_most(count, of, p) <= miss) if count < of else 1.0
+    return Rate(count, of, count / of, low, high)
+
+
+def all_rates(
+    sessions: Sequence[Pairs], steps: Sequence[str], seed: int, resamples: int = RESAMPLES
+) -> dict[str, dict[str, Any]]:
+    """Every rate that so many sessions permit, by name.
+
+    A comparison alarms when any step is said to be slower; the rates that name a step count that
+    step alone. Where no comparison can be made, the name is missing."""
+    found: dict[str, Rate] = {}
+    for trial in TRIALS:
+        fresh = [_alarms(*both, trial, steps) for both in _fresh(sessions, trial)]
+        dice = random.Random(f"{seed}, {trial.name}")
+        drawn = [
+            _alarms(*_resampled(sessions, trial, dice), trial, steps)
+            for _ in range(resamples if len(sessions) >= trial.sessions else 0)
+        ]
+        found |= _rates_of(f"{trial.name}, fresh", fresh, steps)
+        found |= _rates_of(f"{trial.name}, resampled", drawn, steps)
+    return {name: asdict(value) for name, value in found.items()}
+
+
+@dataclass(frozen=True)
+class _Alarms:
+    first: frozenset[str]  # steps said to be slower
+    confirmed: frozenset[str] | None  # of those, in the second measuring; None without one
+
+
+def _rates_of(name: str, found: Sequence[_Alarms], steps: Sequence[str]) -> dict[str, Rate]:
+    if not found:
+        return {}
+    rates = {name: rate(sum(bool(alarms.first) for alarms in found), len(found))}
+    for step in steps:
+        rates[f"{name}, {step}"] = rate(sum(step in a.first for a in found), len(found))
+    confirmed = [alarms.confirmed for alarms in found if alarms.confirmed is not None]
+    if confirmed:
+        rates[f"{name}, confirmed"] = rate(sum(map(bool, confirmed)), len(confirmed))
+    return rates
+
+
+def _alarms(first: Pairs, second: Pairs | None, trial: Trial, steps: Sequence[str]) -> _Alarms:
+    suspected = frozenset(step for step in steps if _slower(first, step, trial))
+    if second is None:
+        return _Alarms(suspected, None)
+    return _Alarms(suspected, frozenset(step for step in suspected if _slower(second, step, trial)))
+
+
+def _slower(pairs: Pairs, step: str, trial: Trial) -> bool:
+    return judge_kind(pairs, Kind(step, trial.planted), trial.tolerance).answer == "regression"
+
+
+def _fresh(sessions: Sequence[Pairs], trial: Trial) -> Iterator[tuple[Pairs, Pairs | None]]:
+    """Comparisons that share no session, each with others after it that can confirm it."""
+    count = len(sessions) // trial.sessions
+    groups = [
+        _pooled(sessions[trial.sessions * i : trial.sessions * (i + 1)]) for i in range(count)
+    ]
+    for i, group in enumerate(groups):
+        others = [groups[(i + j) % count] for j in range(1, CONFIRMING_SESSIONS + 1)]
+        yield group, _pooled(others) if count > CONFIRMING_SESSIONS else None
+
+
+def _resampled(
+    sessions: Sequence[Pairs], trial: Trial, dice: random.Random
+) -> tuple[Pairs, Pairs | None]:
+    """Pairs for a first and, where sessions suffice, a second measuring in other sessions."""
+    needed = trial.sessions * (1 + CONFIRMING_SESSIONS)
+    can_confirm = len(sessions) >= needed
+    chosen = dice.sample(sessions, needed if can_confirm else trial.sessions)
+    drawn = [_drawn(session, trial, dice) for session in chosen]
+    if trial.planted == 0 and dice.random() < 0.5:
+        drawn = [_swapped(pairs) for pairs in drawn]
+    first, rest = drawn[: trial.sessions], drawn[trial.sessions :]
+    return _pooled(first), _pooled(rest) if can_confirm else None
+
+
+def _drawn(session: Pairs, trial: Trial, dice: random.Random) -> list[Pair]:
+    """As many pairs of each step as the session has, drawn in blocks with replacement."""
+    found = []
+    for step in dict.fromkeys(pair.kind.step for pair in session):
+        mine = [p for p in session if p.kind == Kind(step, trial.planted)]
+        found += blocks_of(mine, dice)
+    return found
+
+
+def blocks_of(pairs: Pairs, dice: random.Random) -> list[Pair]:
+    """As many pairs, in runs of `BLOCK_PAIRS` consecutive ones that begin anywhere."""
+    size = min(BLOCK_PAIRS, len(pairs))
+    starts = [dice.randrange(len(pairs) - size + 1) for _ in range(ceil(len(pairs) / size))]
+    return [pair for start in starts for pair in pairs[start : start + size]][: len(pairs)]
+
+
+def _swapped(pairs: Pairs) -> list[Pair]:
+    return [replace(p, base_s=p.current_s, current_s=p.base_s) for p in pairs]
+
+
+def _pooled(groups: Sequence[Pairs]) -> list[Pair]:
+    return [pair for group in groups for pair in group]
+
+
+def _crossing(holds: Callable[[float], bool]) -> float:
+    """Where a condition begins to hold that fails at 0 and holds at 1."""
+    low, high = 0.0, 1.0
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def _at_most(count: int, of: int, chance: float) -> float:
+    """P(at most `count` of `of` come out), each with the same chance between 0 and 1."""
+    logs = (log(chance), log1p(-chance))
+    return sum(
+        exp(_log_choices(of, i) + i * logs[0] + (of - i) * logs[1]) for i in range(count + 1)
+    )
+
+
+def _log_choices(n: int, k: int) -> float:
+    return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
