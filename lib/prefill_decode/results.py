@@ -10,9 +10,10 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
+from hashlib import sha256
 from importlib.resources import files
 from math import isfinite, nan
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from prefill_decode import __version__
+from prefill_decode.change import Quantity
 from prefill_decode.claim import Claim, Judgement, Verdict
 from prefill_decode.measure import Ceilings, Machine, Timings
 from prefill_decode.model_spec import ModelSpec
@@ -151,6 +153,64 @@ def interval_of(stored: Mapping[str, Any]) -> Interval:
     """An Interval from its stored form, null becoming NaN."""
     values: dict[str, Any] = {key: nan if value is None else value for key, value in stored.items()}
     return Interval(**values)
+
+
+@dataclass(frozen=True)
+class Run:
+    run_id: str
+    claim: str
+    date: str
+    commit: str | None
+    library_version: str
+    outcome: str
+    reason: str
+    failed_control: bool
+    machine: dict[str, Any]
+    setting: dict[str, Any]
+    quantities: dict[str, Quantity]
+    expected: dict[str, tuple[float, float]]
+
+
+def run_of(record: Record) -> Run:
+    quantities = {}
+    for metric in record["metrics"]:
+        better: Any = "lower" if metric["expected"] < metric["rival"] else "higher"
+        quantities[metric["name"]] = Quantity(interval_of(metric["measured"]), "1", better)
+    for point in record["points"]:
+        name = point["step"]
+        quantities[f"reached, {name}"] = Quantity(interval_of(point["reached"]), "1", "higher")
+        quantities[f"time, {name}"] = Quantity(interval_of(point["time_s"]), "s", "lower")
+    return Run(
+        sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16],
+        record["claim"],
+        record["date"],
+        record["commit"],
+        record["library_version"],
+        record["verdict"]["outcome"],
+        record["verdict"]["reason"],
+        any(
+            metric["outcome"] in ("refuted", "void")
+            for metric in record["metrics"]
+            if metric["role"] == "control"
+        ),
+        record["machine"],
+        {"parameters": record["parameters"]},
+        quantities,
+        {
+            metric["name"]: (metric["expected"], metric["rival"])
+            for metric in record["metrics"]
+            if metric["role"] == "prediction"
+        },
+    )
+
+
+def history(results: Path) -> tuple[list[Run], list[str]]:
+    records, problems = load_all(results)
+    return [run_of(record) for record in records], problems
+
+
+def baselines(results: Path) -> tuple[list[Run], list[str]]:
+    return [], []
 
 
 def find_checkout(start: Path) -> Path | None:
