@@ -5,7 +5,7 @@ number on the page comes from it, or, for the coverage of an interval, from a si
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite
+from math import isfinite, log
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -21,6 +21,7 @@ from prefill_decode.units import format_significant
 
 Study = Mapping[str, Any]
 FOLDER, KIND, VERSION = "trust", "trust study", 1
+NEEDED = ("machine", "date", "library_version", "commit", "sessions", "budget_s", "tolerance")
 MOST_FALSE_ALARMS, LEAST_CAUGHT = 0.01, 0.95  # what the comparisons aim at
 NO_STUDY = (
     "Not measured yet on any machine that this book knows. `prefill-decode trust` measures it, "
@@ -109,22 +110,11 @@ def rates_table(rates: Mapping[str, Any]) -> str:
     rows = []
     for words, rate in rates.items():
         found = rate or {}
-        rows.append(
-            (
-                words,
-                _count(found.get("of")),
-                _count(found.get("count")),
-                rate_shown(found),
-                target(found, wanted=not words.startswith("equal")),
-            )
-        )
-    header = (
-        "what was compared",
-        "comparisons",
-        "called slower",
-        f"share, {COVERAGE:.0%}",
-        "target",
-    )
+        counted = known(found.get("count")) and known(found.get("of"))
+        called = f"{found['count']} of {found['of']}" if counted else NOT_MEASURED
+        aim = target(found, wanted=not words.startswith("equal"))
+        rows.append((words, called, rate_shown(found), aim))
+    header = ("comparisons", "called a regression", f"share, {COVERAGE:.0%}", "target")
     return table(header, rows)
 
 
@@ -136,8 +126,8 @@ def rate_shown(rate: Mapping[str, Any]) -> str:
 
 def target(rate: Mapping[str, Any], wanted: bool) -> str:
     """What was aimed at, and whether the share, or its whole interval, is there."""
-    aim, words = (LEAST_CAUGHT, "at least") if wanted else (MOST_FALSE_ALARMS, "at most")
-    aimed = f"{words} {percent(aim)}"
+    aim, words = (LEAST_CAUGHT, "≥") if wanted else (MOST_FALSE_ALARMS, "≤")
+    aimed = f"{words} {100 * aim:g}%"
     share, end = rate.get("share"), rate.get("low" if wanted else "high")
     if not known(share):
         return aimed
@@ -234,6 +224,9 @@ def _read(path: Path) -> Study:
         raise ValueError(
             f"this library reads version {VERSION}; got {document.get('schema_version')!r}"
         )
+    missing = [key for key in NEEDED if key not in document]
+    if missing:
+        raise ValueError(f"it lacks {', '.join(missing)}")
     return document
 
 
@@ -242,13 +235,13 @@ def _normal(rng: np.random.Generator, shape: tuple[int, int]) -> Samples:
 
 
 def _skewed(rng: np.random.Generator, shape: tuple[int, int]) -> Samples:
-    return rng.exponential(size=shape) - np.log(2)
+    return rng.exponential(size=shape) - log(2)
 
 
 def _heavy(rng: np.random.Generator, shape: tuple[int, int]) -> Samples:
     tail = 1.5  # finite mean, no finite variance
-    centred: Samples = rng.pareto(tail, size=shape) - (2 ** (1 / tail) - 1)
-    return centred
+    middle: float = 2 ** (1 / tail) - 1
+    return rng.pareto(tail, size=shape) - middle
 
 
 def _drifting(rng: np.random.Generator, shape: tuple[int, int]) -> Samples:

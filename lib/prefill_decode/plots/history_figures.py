@@ -24,7 +24,7 @@ LEAST_RUNS = 2  # fewer make a sentence, not a figure
 WIDTH, HEIGHT = 360, 132  # of the picture; text of 11 stays readable on a phone
 LEFT, RIGHT, TOP, BOTTOM = 44, 350, 8, 92  # of the plotted part
 MARKS_AT, DATES_AT = 108, 126
-DATE_WIDTH, MARK_WIDTH = 72, 11
+DATE_WIDTH, MARK_WIDTH = 70, 11
 LINEAR_UP_TO = 3.0  # fold; a wider axis is logarithmic
 
 
@@ -166,32 +166,34 @@ def _bars(axis: Axis, measured: Sequence[Interval]) -> str:
 
 
 def _marks(outcomes: Sequence[str]) -> str:
-    """Every run's verdict where there is room; else the first, each that is another than the one
-    before, and the last."""
+    """Every run's verdict; where they stand too close, a tick only where it has room."""
     places = _places(len(outcomes))
-    crowded = len(outcomes) > (RIGHT - LEFT) // MARK_WIDTH
-    last = len(outcomes) - 1
-    shown = [
-        i
-        for i, outcome in enumerate(outcomes)
-        if not crowded or i in (0, last) or outcome != outcomes[i - 1]
-    ]
+    shown = [i for i, outcome in enumerate(outcomes) if outcome != "supported"]
+    for i, outcome in enumerate(outcomes):
+        if outcome == "supported" and all(abs(places[i] - places[j]) >= MARK_WIDTH for j in shown):
+            shown.append(i)
+    shown.sort()
     x = " ".join(f"{places[i]:g}" for i in shown)
     words = "".join(SIGNS[outcomes[i]] for i in shown)
     return f'<text class="marks" x="{x}" y="{MARKS_AT}">{words}</text>'
 
 
 def _dates(dates: Sequence[str]) -> str:
-    """The first run's date, then each other date that has room beside the one before; the last."""
-    places = _places(len(dates))
+    """The first run's date and the last one's, and others where they have room and are new."""
+    places, last = _places(len(dates)), len(dates) - 1
     shown = [0]
-    for i in range(1, len(dates) - 1):
-        has_room = places[i] - places[shown[-1]] >= DATE_WIDTH
-        if dates[i] != dates[shown[-1]] and has_room and places[-1] - places[i] >= DATE_WIDTH:
+    for i in range(1, last):
+        # The first label begins at its run and the last ends at its own: half a label more each.
+        from_before = places[i] - places[shown[-1]] - (DATE_WIDTH / 2 if shown == [0] else 0)
+        to_last = places[last] - places[i] - DATE_WIDTH / 2
+        if min(from_before, to_last) >= DATE_WIDTH and dates[i] not in (
+            dates[shown[-1]],
+            dates[last],
+        ):
             shown.append(i)
-    if dates[-1] != dates[shown[-1]]:
-        shown.append(len(dates) - 1)
-    anchors = {0: "start", len(dates) - 1: "end"}
+    if dates[last] != dates[0]:
+        shown.append(last)
+    anchors = {0: "start", last: "end"}
     words = "".join(
         f'<text x="{places[i]:g}" y="{DATES_AT}" text-anchor="{anchors.get(i, "middle")}">'
         f"{escape(dates[i])}</text>"

@@ -46,16 +46,17 @@ def sessions_figure(
     if not counts:
         raise ValueError("a figure of sessions needs their medians; got none")
     told = [f"{beyond} of {total} {_words(sort)}" for sort, (beyond, total) in counts.items()]
-    title = f"Beyond the line: {told[0]}"
+    title = f"Beyond the line: {_extremes(counts)}"
     line = log1p(tolerance) / 2
     with canvas() as figure:
         figure.set_size_inches(WIDTH_INCHES, FRAME_INCHES + SORT_INCHES * len(counts))
         axes = figure.subplots()
         _draw_sessions(axes, _sorts(distributions))
         axes.axvline(100 * expm1(line), color=ORANGE, linestyle="--")
-        axes.set(xlabel="current / base, slower by (%)", title=title)
+        axes.set(xlabel="current / base, slower by (%)")
+        figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
         axes.set(ylim=(len(counts) - 0.5, -0.6), yticks=range(len(counts)))
-        axes.set_yticklabels([f"{_words(sort)}" for sort in counts])
+        axes.set_yticklabels([_words(sort) for sort in counts])
         axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.28), frameon=False, ncols=3)
         return as_figure(
             figure,
@@ -106,6 +107,15 @@ def _sorts(
     """Those with a value, by rising slowdown."""
     found = [sort for sort, steps in distributions.items() if any(len(v) for v in steps.values())]
     return {sort: distributions[sort] for sort in sorted(found, key=planted_share)}
+
+
+def _extremes(counts: Mapping[str, tuple[int, int]]) -> str:
+    """What is equal beside what is slowest, short enough for a title."""
+    told = [
+        f"{beyond} of {total} {'slower' if planted_share(sort) else sort}"
+        for sort, (beyond, total) in counts.items()
+    ]
+    return ", ".join(dict.fromkeys((told[0], told[-1])))
 
 
 def _draw_sessions(axes: Any, sorts: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
