@@ -31,6 +31,8 @@ PAGES = [
     "book/run_it.html",
     "book/crossover_atlas.html",
     "book/results_by_machine.html",
+    "book/history.html",
+    "book/how_far_to_trust.html",
     "book/references.html",
     *(f"notebooks/{name}.html" for name in CHAPTERS),
 ]

@@ -10,8 +10,8 @@ from typing import Any
 from prefill_decode.book.project import Project
 from prefill_decode.hardware import Hardware
 from prefill_decode.plots import Figure, phases_on_the_roofline
-from prefill_decode.plots.tables import JUDGEMENT_HEADER, SIGNS, judgement_row, table
-from prefill_decode.results import Record, interval_of, write_atomically
+from prefill_decode.plots.tables import SIGNS, table
+from prefill_decode.results import Record, write_atomically
 
 ROOFLINE_CLAIM = "prefill_is_compute_bound"
 
@@ -58,16 +58,6 @@ def _roofline_points(record: Record) -> list[dict[str, Any]]:
     return sorted(steps, key=lambda point: float(point["flops"] / point["bytes"]))
 
 
-def results_page(project: Project, records: Sequence[Record]) -> str:
-    """Every prediction and control of every record, with intervals."""
-    lines = []
-    for chapter in project.chapters():
-        mine = [record for record in records if record["claim"] == chapter]
-        lines.append(f"## {project.title(chapter)}\n")
-        lines += [_record_section(record) for record in mine] or ["Not run yet.\n"]
-    return "\n".join(lines)
-
-
 def provenance(record: Record) -> str:
     """Where the numbers of a chapter come from, in one strip."""
     machine, model = record["machine"], record["model"]
@@ -80,6 +70,8 @@ def provenance(record: Record) -> str:
         f"torch {machine['torch']}, Python {machine['python']}",
         f"library {record['library_version']}, commit {record['commit'] or 'unknown'}",
         f"seed {record['seed']}, {', '.join(values)}",
+        f"{{ref}}`compare with other machines <machines-{record['claim']}>`",
+        f"{{ref}}`history <history-{record['claim']}>`",
     ]
     return ":::{div} provenance\nMeasured on " + " · ".join(facts) + "\n:::"
 
@@ -126,26 +118,6 @@ def verdict_lines(chapters: Sequence[str], records: Sequence[Record], slug: str)
         outcome = verdict["outcome"]
         lines.append(f"  {SIGNS[outcome]} {chapter}: {outcome}; {verdict['reason']}")
     return lines
-
-
-def _record_section(record: Record) -> str:
-    rows = [
-        judgement_row(
-            ("control: " if metric["role"] == "control" else "") + metric["name"],
-            metric["outcome"],
-            interval_of(metric["measured"]),
-            metric["expected"],
-            metric["rival"],
-        )
-        for metric in record["metrics"]
-    ]
-    verdict, model = record["verdict"], record["model"]
-    return (
-        f"### {record['machine']['title']}\n\n"
-        f"{SIGNS[verdict['outcome']]} **{verdict['outcome']}**: {verdict['reason']}.\n\n"
-        f"{table(JUDGEMENT_HEADER, rows)}\n\n"
-        f"{record['date'][:10]}, {model['name']} in {model['dtype']}.\n"
-    )
 
 
 def _plain(value: Any) -> str:

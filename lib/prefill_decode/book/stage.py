@@ -14,10 +14,19 @@ import nbformat
 import yaml
 
 from prefill_decode.book.atlas_page import atlas_table, measured_table
-from prefill_decode.book.pages import claims_table, fill, phases_figure, provenance, results_page
+from prefill_decode.book.pages import claims_table, fill, phases_figure, provenance
 from prefill_decode.book.project import Project, read_notebook, read_yaml
+from prefill_decode.book.results_pages import (
+    chapters_of,
+    committed_records,
+    history_page,
+    problems_note,
+    results_page,
+    with_records,
+)
 from prefill_decode.book.run import check_outputs
-from prefill_decode.results import Record
+from prefill_decode.book.trust_page import trust_parts
+from prefill_decode.results import Record, baselines, history
 
 NOT_RUN = """```{{warning}}
 This chapter has not been run on this machine: {reason}
@@ -73,15 +82,30 @@ def stage(
     parts = {
         "claims": claims_table(project, records, "../notebooks"),
         "phases-figure": figure._repr_html_() if figure else "",
-        "results": results_page(project, records),
         "atlas-short": atlas_table(32),
         "atlas-long": atlas_table(8192),
         "atlas-measured": measured_table(records),
         "repository": url,
-    }
+    } | _results_parts(project, records, slug)
     for page in source.glob("book/*.md"):
         page.write_text(fill(page.read_text(encoding="utf-8"), parts), encoding="utf-8")
     return source
+
+
+def _results_parts(project: Project, records: Sequence[Record], slug: str) -> dict[str, str]:
+    """What the pages on results show; a file that is unusable is named on the page."""
+    chapters = chapters_of(project)
+    kept, unusable = history(project.results)
+    pinned, unusable_pinned = baselines(project.results)
+    runs = with_records(kept, records)  # a record made elsewhere may come without its history
+    problems = [each.replace(str(project.results), "results") for each in unusable]
+    problems += [each.replace(str(project.results), "results") for each in unusable_pinned]
+    return {
+        "results": results_page(chapters, records, slug, committed_records(project.root)),
+        "history": history_page(chapters, runs, pinned, slug),
+        "history-problems": problems_note(problems),
+        **trust_parts(project.results, slug),
+    }
 
 
 def publishable(notebook: nbformat.NotebookNode, note: str) -> nbformat.NotebookNode:

@@ -1,0 +1,307 @@
+"""Results pages: every claim on every machine side by side, and run after run.
+
+A difference between machines is called surprising where their intervals do not overlap. That is a
+screen and no proof: an interval covers the median of one run, and another hour's run moves further
+than it says. The page on trust shows by how much."""
+
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from prefill_decode.book.project import Project
+from prefill_decode.plots.history_figures import (
+    LEAST_RUNS,
+    MOST_RUNS,
+    history_figure,
+    history_finding,
+    holding,
+    shown_value,
+)
+from prefill_decode.plots.machine_figures import (
+    MOST_MACHINES,
+    in_order,
+    labels,
+    machines_figure,
+    panels_of,
+    stands_apart,
+)
+from prefill_decode.plots.tables import (
+    JUDGEMENT_HEADER,
+    SIGNS,
+    format_interval,
+    judgement_row,
+    table,
+)
+from prefill_decode.results import Record, Run, interval_of, run_of
+from prefill_decode.statistics import Interval
+from prefill_decode.units import format_significant
+
+TABLE_RUNS = 10
+LARGEST_PAGE_BYTES = 400_000  # of Markdown; tables and the theme's frame add up to 100 kB
+FEWER_RUNS = (MOST_RUNS, 30, 15, 8)
+STEP_QUANTITIES = {"reached": "Share of the possible, by step", "time": "Time, by step"}
+
+
+@dataclass(frozen=True)
+class Chapter:
+    name: str
+    title: str
+
+
+def chapters_of(project: Project) -> list[Chapter]:
+    return [Chapter(name, project.title(name)) for name in project.chapters()]
+
+
+def plain(text: str) -> str:
+    """Text that Markdown shows as it is, in a table as well."""
+    return re.sub(r"([\\`*_{}\[\]<>|#$~^])", r"\\\1", " ".join(text.split()))
+
+
+def committed_records(root: Path) -> set[tuple[str, str]] | None:
+    """(claim, machine) of the records that the checkout's git tracks; None without git."""
+    command = ["git", "-C", str(root), "ls-files", "-z", "--", "book/results"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    paths = [Path(name) for name in done.stdout.split("\0") if name.endswith(".json")]
+    return {(path.parent.name, path.stem) for path in paths}
+
+
+def problems_note(problems: Sequence[str]) -> str:
+    """A sentence for each file that could not be shown."""
+    return "\n\n".join(f"Not shown: {plain(problem)}." for problem in problems)
+
+
+def with_records(runs: Sequence[Run], records: Sequence[Record]) -> list[Run]:
+    """The runs, and those of records that are not among them."""
+    known = {run.run_id for run in runs}
+    return [*runs, *(run for run in map(run_of, records) if run.run_id not in known)]
+
+
+def results_page(
+    chapters: Sequence[Chapter],
+    records: Sequence[Record],
+    slug: str,
+    committed: set[tuple[str, str]] | None = None,
+) -> str:
+    """Every chapter's machines: a figure, what is surprising on this one, and every number."""
+    lines = []
+    for chapter in chapters:
+        mine = [record for record in records if record["claim"] == chapter.name]
+        lines.append(f"(machines-{chapter.name})=\n## {chapter.title}\n")
+        runs = in_order([run_of(record) for record in mine], slug)
+        lines += machines_section(runs, slug, committed) if mine else ["Not run yet.\n"]
+        order = {run.machine["slug"]: place for place, run in enumerate(runs)}
+        names = labels(runs, slug)
+        for record in sorted(mine, key=lambda record: order[record["machine"]["slug"]]):
+            lines.append(_record_section(record, names[record["machine"]["slug"]]))
+    return "\n".join(lines)
+
+
+def machines_section(
+    runs: Sequence[Run], slug: str, committed: set[tuple[str, str]] | None = None
+) -> list[str]:
+    """The figure of one claim's runs, whose they are, and where this machine stands apart."""
+    lines = [f"{_whose(runs, slug, committed)}\n"]
+    if panels_of(runs):
+        lines.append(f"{machines_figure(runs, slug)._repr_html_()}\n")
+    if len(runs) > MOST_MACHINES:
+        lines.append(
+            f"The figure shows {MOST_MACHINES} of {len(runs)} machines, the most recently "
+            "measured; the tables show all.\n"
+        )
+    return [*lines, f"{surprises(runs, slug)}\n"]
+
+
+def surprises(runs: Sequence[Run], slug: str) -> str:
+    """Where this machine's interval overlaps that of no other machine, in a sentence each."""
+    ordered = in_order(runs, slug)
+    mine, others = ordered[0], ordered[1:]
+    if mine.machine["slug"] != slug:
+        return "This machine has no result for this claim to compare."
+    if not others:
+        return "No other machine has measured this claim yet, so nothing can be surprising here."
+    found = [_apart(mine, others, name) for name in mine.expected if name in mine.quantities]
+    sentences = [sentence for sentence in found if sentence]
+    verdicts = {run.outcome for run in others}
+    if mine.outcome not in verdicts:
+        told = " and ".join(sorted(verdicts))
+        sentences.insert(0, f"the verdict is {mine.outcome} here and {told} elsewhere")
+    if sentences:
+        return f"**Surprising here:** {'; '.join(sentences)}."
+    return _no_surprise(mine, others)
+
+
+def history_page(
+    chapters: Sequence[Chapter], runs: Sequence[Run], pinned: Sequence[Run], slug: str
+) -> str:
+    """Every chapter's runs on every machine, with fewer of them where the page would be large."""
+    page = ""
+    for most in FEWER_RUNS:
+        page = "\n".join(_history_chapter(each, runs, pinned, slug, most) for each in chapters)
+        if len(page.encode()) <= LARGEST_PAGE_BYTES:
+            break
+    return page
+
+
+def _history_chapter(
+    chapter: Chapter, runs: Sequence[Run], pinned: Sequence[Run], slug: str, most: int
+) -> str:
+    mine = [run for run in runs if run.claim == chapter.name]
+    lines = [f"(history-{chapter.name})=\n## {chapter.title}\n"]
+    names = labels(mine, slug)
+    for newest in in_order(mine, slug):
+        here = newest.machine["slug"]
+        own = [run for run in mine if run.machine["slug"] == here]
+        base = [r for r in pinned if r.claim == chapter.name and r.machine["slug"] == here]
+        lines.append(f"### {_heading(names[here])}\n")
+        lines += history_section(own, base, most)
+    return "\n".join(lines if mine else [*lines, "Not run yet.\n"])
+
+
+def history_section(runs: Sequence[Run], pinned: Sequence[Run], most: int = MOST_RUNS) -> list[str]:
+    """One chapter on one machine: its predictions, its steps folded, its last runs in a table."""
+    ordered = sorted(runs, key=lambda run: run.date)
+    newest = ordered[-1]
+    lines = []
+    if len(ordered) < LEAST_RUNS:
+        lines.append(
+            f"One run so far, of {newest.date[:10]}: {SIGNS[newest.outcome]} {newest.outcome}. "
+            "A history needs another.\n"
+        )
+    if len(ordered) > most:
+        lines.append(f"The figures show the last {most} of {len(ordered)} runs.\n")
+    if len(ordered) >= LEAST_RUNS:
+        lines += _histories(ordered, pinned, most)
+    return [*lines, _last_runs(ordered), ""]
+
+
+def _histories(runs: Sequence[Run], pinned: Sequence[Run], most: int) -> list[str]:
+    names = list(dict.fromkeys(name for run in reversed(runs) for name in run.quantities))
+    predicted = dict.fromkeys(name for run in reversed(runs) for name in run.expected)
+    first = [_history(runs, name, pinned, most) for name in predicted if name in names]
+    steps = {
+        words: [name for name in names if name.startswith(f"{kind}, ") and name not in predicted]
+        for kind, words in STEP_QUANTITIES.items()
+    }
+    folded = {name for group in steps.values() for name in group} | set(predicted)
+    groups = {"Controls": [name for name in names if name not in folded]} | steps
+    more = [
+        _folded(words, [_history(runs, name, pinned, most) for name in group])
+        for words, group in groups.items()
+        if group
+    ]
+    return ["\n".join(first) + "\n", *more]
+
+
+def _history(runs: Sequence[Run], name: str, pinned: Sequence[Run], most: int) -> str:
+    """The figure below its finding; the finding alone where one run holds the quantity."""
+    finding = f"<p>{escape(history_finding(runs, name, pinned))}</p>"
+    enough = len(holding(runs, name)[-most:]) >= LEAST_RUNS
+    picture = history_figure(runs, name, pinned, most).svg if enough else ""
+    return f'<div class="history">{finding}{picture}</div>'
+
+
+def _folded(words: str, pictures: Sequence[str]) -> str:
+    summary = f"<summary>{words} ({len(pictures)})</summary>"
+    return f'<details class="more">{summary}\n' + "\n".join(pictures) + "\n</details>\n"
+
+
+def _last_runs(runs: Sequence[Run]) -> str:
+    """The last runs, newest first: date, commit, verdict, every prediction with its interval."""
+    last = list(reversed(runs))[:TABLE_RUNS]
+    names = list(dict.fromkeys(name for run in last for name in run.expected))
+    rows = [
+        [
+            run.date[:10],
+            plain(run.commit or "unknown"),
+            f"{SIGNS[run.outcome]} {run.outcome}",
+            *(_shown(run, name) for name in names),
+        ]
+        for run in last
+    ]
+    return table(["date", "commit", "verdict", *map(plain, names)], rows)
+
+
+def _shown(run: Run, name: str) -> str:
+    if name not in run.quantities:
+        return "not measured"
+    quantity = run.quantities[name]
+    return shown_value(quantity.measured, quantity.unit)
+
+
+def _whose(runs: Sequence[Run], slug: str, committed: set[tuple[str, str]] | None) -> str:
+    """Which of the results were made here and which came with the book."""
+    names = [plain(str(run.machine["title"])) for run in runs if run.machine["slug"] != slug]
+    others = ", ".join(names)
+    mine = next((run for run in runs if run.machine["slug"] == slug), None)
+    if mine is None:
+        return f"The book's: {others}. This machine has not measured it."
+    title = plain(str(mine.machine["title"]))
+    if committed is not None and (mine.claim, slug) not in committed:
+        return f"Measured here: {title}." + (f" The book's: {others}." if others else "")
+    return f"This machine: {title}." + (f" Others: {others}." if others else "")
+
+
+def _apart(mine: Run, others: Sequence[Run], name: str) -> str:
+    """How this machine differs from all others in one prediction; empty if it does not."""
+    measured = mine.quantities[name].measured
+    theirs = {
+        str(run.machine["title"]): run.quantities[name].measured
+        for run in others
+        if name in run.expected and name in run.quantities
+    }
+    nearest = stands_apart(measured, list(theirs.values()))
+    if nearest is None:
+        return ""
+    title = next(title for title, each in theirs.items() if each is nearest)
+    side = "above" if measured.low > nearest.high else "below"
+    many = "every other machine; the nearest is" if len(theirs) > 1 else "the other machine,"
+    return (
+        f"{plain(name)} is {format_interval(measured)}, {side} {many} {plain(title)} with "
+        f"{format_interval(nearest)}{_fold(measured, nearest)}"
+    )
+
+
+def _fold(measured: Interval, nearest: Interval) -> str:
+    smaller, larger = sorted((measured.median, nearest.median))
+    return f" ({format_significant(larger / smaller)}-fold apart)" if smaller > 0 else ""
+
+
+def _no_surprise(mine: Run, others: Sequence[Run]) -> str:
+    compared = [
+        name
+        for name in mine.expected
+        if any(name in run.expected and name in run.quantities for run in others)
+    ]
+    if not compared:
+        return "The other machines made this claim's predictions at other sizes: nothing compares."
+    return "Nothing surprising here: no prediction lies apart from those of all other machines."
+
+
+def _record_section(record: Record, label: str) -> str:
+    rows = [
+        judgement_row(
+            plain(("control: " if metric["role"] == "control" else "") + metric["name"]),
+            metric["outcome"],
+            interval_of(metric["measured"]),
+            metric["expected"],
+            metric["rival"],
+        )
+        for metric in record["metrics"]
+    ]
+    verdict, model = record["verdict"], record["model"]
+    return (
+        f"### {_heading(label)}\n\n"
+        f"{SIGNS[verdict['outcome']]} **{verdict['outcome']}**: {plain(verdict['reason'])}.\n\n"
+        f"{table(JUDGEMENT_HEADER, rows)}\n\n"
+        f"{record['date'][:10]}, {plain(model['name'])} in {plain(model['dtype'])}.\n"
+    )
+
+
+def _heading(label: str) -> str:
+    return plain(label.replace("this machine: ", "This machine: ", 1))
