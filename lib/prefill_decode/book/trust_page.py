@@ -3,7 +3,6 @@
 The study document lies at RESULTS/trust/MACHINE.json and is made by `prefill-decode trust`. Every
 number on the page comes from it, or, for the coverage of an interval, from a simulation here."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite, log
 from pathlib import Path
@@ -13,15 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefill_decode.book.results_pages import plain, problems_note
+from prefill_decode.paired import load_study
 from prefill_decode.plots.tables import table
 from prefill_decode.plots.trust_figures import sessions_figure, spread_figure
-from prefill_decode.results import LARGEST_FILE_BYTES
 from prefill_decode.statistics import COVERAGE, LEAST_SAMPLES, median_interval
 from prefill_decode.units import format_significant
 
 Study = Mapping[str, Any]
-FOLDER, KIND, VERSION = "trust", "trust study", 1
-NEEDED = ("machine", "date", "library_version", "commit", "sessions", "budget_s", "tolerance")
+FOLDER = "trust"
 MOST_FALSE_ALARMS, LEAST_CAUGHT = 0.01, 0.95  # what the comparisons aim at
 NO_STUDY = (
     "Not measured yet on any machine that this book knows. `prefill-decode trust` measures it, "
@@ -52,9 +50,10 @@ def studies(results: Path) -> tuple[list[Study], list[str]]:
     problems = []
     for path in sorted((results / FOLDER).glob("*.json")):
         try:
-            found.append(_read(path))
-        except (OSError, ValueError, RecursionError) as error:
-            problems.append(f"{FOLDER}/{path.name}: not a study: {error}")
+            found.append(load_study(path))
+        except ValueError as error:
+            words = str(error).removeprefix(f"{path}: ")
+            problems.append(f"{FOLDER}/{path.name}: {words}")
     return found, problems
 
 
@@ -212,22 +211,6 @@ def percent(share: Any) -> str:
 
 def known(value: Any) -> TypeGuard[float]:
     return isinstance(value, float | int) and not isinstance(value, bool) and isfinite(value)
-
-
-def _read(path: Path) -> Study:
-    if not path.is_file() or path.stat().st_size > LARGEST_FILE_BYTES:
-        raise ValueError(f"a study is a file of at most {LARGEST_FILE_BYTES} bytes")
-    document = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(document, dict) or document.get("kind") != KIND:
-        raise ValueError(f"its kind must be {KIND!r}")
-    if document.get("schema_version") != VERSION:
-        raise ValueError(
-            f"this library reads version {VERSION}; got {document.get('schema_version')!r}"
-        )
-    missing = [key for key in NEEDED if key not in document]
-    if missing:
-        raise ValueError(f"it lacks {', '.join(missing)}")
-    return document
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, int]) -> Samples:

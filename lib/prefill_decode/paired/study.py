@@ -125,12 +125,12 @@ def save_study(study: Study, path: Path) -> None:
 
 def load_study(path: Path) -> Study:
     """A study from its file. ValueError says in one sentence why a file is not one."""
-    if not path.is_file() or path.stat().st_size > LARGEST_STUDY_BYTES:
-        raise ValueError(
-            f"{path}: a study is a file of at most {LARGEST_STUDY_BYTES} bytes; "
-            "make one with prefill-decode trust"
-        )
     try:
+        if not path.is_file() or path.stat().st_size > LARGEST_STUDY_BYTES:
+            raise ValueError(
+                f"it is a file of at most {LARGEST_STUDY_BYTES} bytes; "
+                "make one with prefill-decode trust"
+            )
         study: Study = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a study: {error}") from error
