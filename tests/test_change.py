@@ -273,3 +273,15 @@ def test_pairs_catch_ten_percent_under_heavy_tails():
     logs = log(1.1) + 0.05 * dice.standard_t(2, (500, 101))
     changes = [judge_pairs([1.0] * 101, row, "lower") for row in numpy.exp(logs).tolist()]
     assert share(changes, "regression") > 0.95
+
+
+def test_judging_many_quantities_asks_for_more_of_each():
+    alone = judge_change(runs(1.0), runs(1.5), "lower")
+    among = judge_change(runs(1.0), runs(1.5), "lower", judged=100)
+    assert alone.answer == "regression"
+    assert among.answer == "inconclusive"
+    widths = [log(change.high / change.low) for change in (alone, among)]
+    # normal quantiles at 1 - 0.01 / 2 and 1 - 0.0001 / 2, from a table
+    assert widths[1] / widths[0] == pytest.approx(3.8906 / 2.5758, rel=1e-4)
+    with pytest.raises(ValueError, match="at least one quantity"):
+        judge_change(runs(1.0), runs(1.5), "lower", judged=0)

@@ -7,10 +7,12 @@ is far wider than a run's own interval, and so finds only large changes: a scree
 takes times that were measured in turns, pair by pair, so that the machine's drift cancels: it
 finds small ones.
 
-Ignores: that several quantities of one run move together, and how many of them are judged: of a
-hundred that did not change, about one looks worse; and that times in seconds spread more than
-ratios: of those whose runs spread by 0.15, three in a hundred look worse. So what looks worse is
-measured again before it is believed.
+Whoever judges many quantities says how many: an interval then misses so rarely that one false alarm
+among all of them is as rare as it would be for one.
+
+Ignores: that quantities of one run move together, which makes this too cautious; and that times in
+seconds spread more than ratios, which makes it too bold for them. So what looks worse is measured
+again before it is believed.
 
 Source: the spread is estimated as by a scaled inverse chi-squared prior (Gelman et al., "Bayesian
 Data Analysis", 3rd edition, section 2.6); intervals of pairs are those of `statistics`.
@@ -81,13 +83,15 @@ def judge_change(
     current: Sequence[Interval],
     better: Better,
     tolerance: float = TOLERANCE,
+    judged: int = 1,
 ) -> Change:
     """The change between runs made at different hours, one interval for each run.
 
     Means of log medians are compared; the interval is theirs at 99 % under the estimated spread
-    between runs. Where that spread is in truth 0.10, it covers the true ratio 98 % of the time with
-    three base runs. Where a median is 0 there is no ratio: a change counts when the runs of both
-    sides do not overlap. ValueError for no runs and for medians that are negative or not finite.
+    between runs, for all of the `judged` quantities together (Bonferroni). Where that spread is in
+    truth 0.10, it covers the true ratio 98 % of the time with three base runs. Where a median is 0
+    there is no ratio: a change counts when the runs of both sides do not overlap. ValueError for no
+    runs and for medians that are negative or not finite.
     """
     check_better(better)
     _check_tolerance(tolerance)
@@ -99,9 +103,10 @@ def judge_change(
         _spread_between_runs([logs_before, logs_after]), _spread_within_runs([*base, *current])
     )
     error = spread * sqrt(1 / len(before) + 1 / len(after))
-    half_width = NormalDist().inv_cdf((1 + CHANGE_COVERAGE) / 2) * error
+    coverage = _coverage_of_each(judged)
+    half_width = NormalDist().inv_cdf((1 + coverage) / 2) * error
     middle = fmean(logs_after) - fmean(logs_before)
-    ratio = _ratio(middle, middle - half_width, middle + half_width, len(after), CHANGE_COVERAGE)
+    ratio = _ratio(middle, middle - half_width, middle + half_width, len(after), coverage)
     return _change(ratio, better, tolerance)
 
 
@@ -188,6 +193,13 @@ def _judge_zeros(base: Sequence[float], current: Sequence[float], better: Better
     if rose == (better == "lower"):
         return Change("regression", reason, nan, nan, nan)
     return Change("improvement", f"{reason}: has the work been done?", nan, nan, nan, True)
+
+
+def _coverage_of_each(judged: int) -> float:
+    """What each of so many intervals must cover for all of them together to do so at 99 %."""
+    if judged < 1:
+        raise ValueError(f"at least one quantity is judged; got {judged}")
+    return 1 - (1 - CHANGE_COVERAGE) / judged
 
 
 def _spread_between_runs(sides: Sequence[Sequence[float]]) -> float:

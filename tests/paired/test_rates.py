@@ -49,17 +49,16 @@ def simulated_alarms(n_pairs, share, tolerance, pooled, repetitions=4000):
 @pytest.mark.parametrize(
     ("count", "of"), [(0, 16), (1, 16), (16, 16), (7, 400), (399, 400), (0, 1)]
 )
-@pytest.mark.parametrize("coverage", [0.95, 0.99])
-def test_a_rates_interval_is_that_of_clopper_and_pearson(count, of, coverage):
-    found = rate(count, of, coverage)
-    expected = stats.binomtest(count, of).proportion_ci(coverage, method="exact")
+def test_a_rates_interval_is_that_of_clopper_and_pearson(count, of):
+    found = rate(count, of)
+    expected = stats.binomtest(count, of).proportion_ci(0.95, method="exact")
     assert found.share == count / of
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-9)
 
 
 @pytest.mark.parametrize(("count", "of"), [(0, 0), (3, 2), (-1, 4)])
 def test_a_rate_counts_some_of_at_least_one(count, of):
-    with pytest.raises(ValueError, match="a rate counts some of"):
+    with pytest.raises(ValueError, match="count"):
         rate(count, of)
 
 

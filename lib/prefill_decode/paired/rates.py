@@ -8,23 +8,21 @@ Confirmed alarms stood again in other sessions with twice the budget, as `compar
 
 Ignores: that resampled comparisons share their sessions, and confirmed ones too: the interval of
          their rate is narrower than new machines or other days would allow.
-Source:  Clopper and Pearson, "The use of confidence or fiducial limits", Biometrika 26 (1934).
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import ceil, exp, lgamma, log, log1p
+from math import ceil
 from typing import Any
 
 from prefill_decode.paired.pairs import Kind, Pair, judge_kind
+from prefill_decode.statistics import share_interval
 
 RESAMPLES = 400
 BLOCK_PAIRS = 5  # consecutive pairs that are drawn together, because neighbours are alike
 SESSIONS_FOR_5 = 4  # a slowdown of 5 % needs a budget of 160 s
 CONFIRMING_SESSIONS = 2
-RATE_COVERAGE = 0.95
-BISECTIONS = 60
 
 Pairs = Sequence[Pair]
 
@@ -57,14 +55,12 @@ TRIALS = (
 )
 
 
-def rate(count: int, of: int, coverage: float = RATE_COVERAGE) -> Rate:
-    """A share with its Clopper-Pearson interval. ValueError unless 0 <= count <= of, of >= 1."""
-    if not 0 <= count <= of or of < 1:
+def rate(count: int, of: int) -> Rate:
+    """A share with its exact interval. ValueError unless 0 <= count <= of, of >= 1."""
+    if of < 1:
         raise ValueError(f"a rate counts some of at least one comparison; got {count} of {of}")
-    miss = (1 - coverage) / 2
-    low = _crossing(lambda p: 1 - _at_most(count - 1, of, p) >= miss) if count else 0.0
-    high = _crossing(lambda p: _at_most(count, of, p) <= miss) if count < of else 1.0
-    return Rate(count, of, count / of, low, high)
+    found = share_interval(count, of)
+    return Rate(count, of, found.share, found.low, found.high)
 
 
 def all_rates(
@@ -163,24 +159,3 @@ def _swapped(pairs: Pairs) -> list[Pair]:
 
 def _pooled(groups: Sequence[Pairs]) -> list[Pair]:
     return [pair for group in groups for pair in group]
-
-
-def _crossing(holds: Callable[[float], bool]) -> float:
-    """Where a condition begins to hold that fails at 0 and holds at 1."""
-    low, high = 0.0, 1.0
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
-
-
-def _at_most(count: int, of: int, chance: float) -> float:
-    """P(at most `count` of `of` come out), each with the same chance between 0 and 1."""
-    logs = (log(chance), log1p(-chance))
-    return sum(
-        exp(_log_choices(of, i) + i * logs[0] + (of - i) * logs[1]) for i in range(count + 1)
-    )
-
-
-def _log_choices(n: int, k: int) -> float:
-    return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
