@@ -330,10 +330,8 @@ def _notes(meetings: Sequence[_Meeting]) -> Iterator[str]:
         if not meeting.now:
             continue
         if meeting.repeats:
-            yield (
-                f"{meeting.claim}: a current run stands among the {meeting.against} ones too, "
-                "where it is left out"
-            )
+            where = "the base" if meeting.against == "last" else "the pinned runs"
+            yield f"{meeting.claim}: a current run stands in {where} too, where it is left out"
         left = sum(run.setting != meeting.newest.setting for run in meeting.now)
         if left:
             yield f"{meeting.claim}: {left} current runs with other parameters are left out"
