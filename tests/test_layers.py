@@ -24,7 +24,7 @@ LAYERS = [  # lowest first; a part may import from lower layers and from itself
     {"kernels"},
     {"engine", "measure"},
     {"results"},
-    {"paired"},
+    {"paired", "gate"},
     {"plots"},
     {"book"},
     {"cli"},

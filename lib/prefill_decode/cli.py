@@ -1,6 +1,7 @@
 """The command `prefill-decode`: arguments only; every verb is a few calls into the library.
 
-Exit codes: 0 fine, 1 a finding (a chapter that failed, a machine that will lie), 2 unusable input.
+Exit codes: 0 fine, 1 a finding (a chapter that failed, a machine that will lie, a regression), 2
+unusable input.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from prefill_decode import __version__
 if TYPE_CHECKING:
     from prefill_decode.book import Project
     from prefill_decode.certify import Certificate
+    from prefill_decode.gate import Report, Source
     from prefill_decode.measure import Machine
     from prefill_decode.results import Run
 
@@ -144,13 +146,15 @@ def book(options: argparse.Namespace) -> int:
 
 
 def show_results(options: argparse.Namespace) -> int:
-    """Every verdict on every machine."""
+    """Every verdict on every machine; or pin this machine's runs as the baseline."""
     from prefill_decode import book as publishing
     from prefill_decode import results
 
     project = _project(options)
     if options.results and not project.results.is_dir():
         raise ValueError(f"no such folder: {options.results}; records lie in book/results")
+    if options.accept is not None:
+        return _accept(project, options)
     records, problems = results.load_all(project.results)
     _warn(problems)
     if options.write_readme:
@@ -185,6 +189,80 @@ def trust(options: argparse.Namespace) -> int:
     paired.save_study(study, path)
     print(f"{paired.summary(study)}\nthe study is in {path}")
     return FINE
+
+
+def _accept(project: "Project", options: argparse.Namespace) -> int:
+    """Pin the last runs on this machine, a refuted claim's too: that is a result, and is named."""
+    from prefill_decode import measure, results
+
+    machine = measure.describe_machine(options.device)
+    claims = project.chosen(options.accept)
+    if not options.accept:
+        claims = [c for c in claims if (project.results / c / f"{machine.slug}.json").exists()]
+    if not claims:
+        raise ValueError(f"no claim has a record on {machine.title} to pin: run some first")
+    paths = results.accept(project.results, claims, machine.slug)
+    for claim, path in zip(claims, paths, strict=True):
+        runs = results.read_runs(path)
+        refuted = f"; refuted: {runs[-1].reason}" if runs[-1].outcome == "refuted" else ""
+        print(f"{claim}: {len(runs)} run{'s' if len(runs) > 1 else ''} pinned{refuted}\n    {path}")
+    print("\nThe baseline moves when these files are committed and the commit is reviewed.")
+    return FINE
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Hold runs against earlier ones: what became worse since, as Markdown."""
+    from prefill_decode import gate, results
+
+    checkout = results.find_checkout(Path.cwd())
+    base, current = gate.read_sources(options.base, options.current, checkout)
+    problems = (*base.problems, *current.problems)
+    _warn(problems)
+    report = gate.compare(base.as_base, current.runs, base.pinned, options.tolerance)
+    if report.failed and options.remeasure:
+        report = _judge_again(options, base, current, report)
+    report = replace(report, problems=problems)
+    if options.json:
+        _print_json(report.as_dict())
+    else:
+        print(report.markdown())
+    if problems:
+        return UNUSABLE
+    return FINDING if report.failed else FINE
+
+
+def _judge_again(
+    options: argparse.Namespace, base: "Source", current: "Source", first: "Report"
+) -> "Report":
+    """The report once the chapters that look worse have been measured again, where they can be."""
+    from prefill_decode import gate, measure
+
+    failing = {(row.claim, row.kind) for row in first.failing}
+    newest = {
+        (run.claim, run.machine["kind"]): run
+        for run in sorted(current.runs, key=lambda run: run.date)
+    }
+    suspected = [run for key, run in newest.items() if key in failing]
+    if not suspected:
+        return first
+    try:
+        from prefill_decode.book import find_project
+        from prefill_decode.book.remeasure import measure_again
+
+        again = measure_again(
+            find_project(Path.cwd()),
+            measure.describe_machine(options.device),
+            suspected,
+            current.records,
+            options.remeasure,
+            lambda words: print(words, file=sys.stderr, flush=True),
+        )
+    except (ValueError, ModuleNotFoundError) as error:
+        return replace(first, notes=(*first.notes, f"nothing was measured again: {error}"))
+    runs = [*current.runs, *again.runs]
+    second = gate.compare(base.as_base, runs, base.pinned, options.tolerance)
+    report = gate.confirm(first, second, again.measured)
+    return replace(report, notes=(*report.notes, *again.notes))
 
 
 def show_hardware(options: argparse.Namespace) -> int:
@@ -386,6 +464,12 @@ def _positive_whole_seconds(text: str) -> int:
     return max(1, round(_positive_seconds(text)))
 
 
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 3:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 999; got {text!r}")
+    return int(text)
+
+
 def _folder(text: str) -> Path:
     path = Path(text)
     try:
@@ -459,7 +543,7 @@ def _parser() -> argparse.ArgumentParser:
     building = verb("book", book)
     measuring(building)
     building.add_argument("--repository-url", metavar="URL", help="links point there (for forks)")
-    showing = verb("results", show_results, device=False)
+    showing = verb("results", show_results)
     folders(showing)
     showing.add_argument("--json", action="store_true")
     showing.add_argument(
@@ -468,6 +552,13 @@ def _parser() -> argparse.ArgumentParser:
     studying = verb("trust", trust)
     folders(studying)
     _add_trust(studying)
+    showing.add_argument(
+        "--accept",
+        nargs="*",
+        metavar="CLAIM",
+        help="pin the last runs on this machine as the baseline, of these claims or of all",
+    )
+    _add_compare(verb("compare", compare))
     _add_hardware(verb("hardware", show_hardware, device=False))
     _add_certify(verb("certify", certify, device=False))
     modelling = verb("model", model, device=False)
@@ -496,6 +587,23 @@ def _add_trust(added: argparse.ArgumentParser) -> None:
     )
     added.add_argument("--out", type=Path, metavar="FILE", help="(book/results/trust/MACHINE.json)")
     added.add_argument("--again", action="store_true", help="measure again what is kept")
+
+
+def _add_compare(added: argparse.ArgumentParser) -> None:
+    where = "a folder of results, a record, a .jsonl file of runs, or a git revision"
+    added.add_argument("base", metavar="BASE", help=where)
+    added.add_argument("current", metavar="CURRENT", help="likewise; . is this checkout")
+    added.add_argument(
+        "--tolerance", type=float, default=0.10, help="share by which it may get worse (0.10)"
+    )
+    added.add_argument(
+        "--remeasure",
+        type=_count,
+        default=2,
+        metavar="N",
+        help="measure what got worse so many times more before believing it (2)",
+    )
+    added.add_argument("--json", action="store_true")
 
 
 def _add_hardware(added: argparse.ArgumentParser) -> None:

@@ -1,0 +1,19 @@
+"""Gate: holds runs of today's code against earlier ones and says what became worse.
+
+`compare` judges, a `Report` says it to people and machines, `read_source` finds the runs.
+"""
+
+from prefill_decode.gate.judging import compare, same_machine
+from prefill_decode.gate.report import Report, Row, VerdictRow, confirm
+from prefill_decode.gate.sources import Source, read_sources
+
+__all__ = [
+    "Report",
+    "Row",
+    "Source",
+    "VerdictRow",
+    "compare",
+    "confirm",
+    "read_sources",
+    "same_machine",
+]

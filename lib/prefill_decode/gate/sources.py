@@ -1,0 +1,157 @@
+"""Sources: the runs that a folder, a file or a git revision holds.
+
+A folder of results, the checkout's own or any other, gives its records as runs; as a base also its
+history and its pinned runs. A revision is read from git as that folder was, without checking it
+out.
+"""
+
+import subprocess
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+
+from prefill_decode.results import (
+    Record,
+    Run,
+    baselines,
+    find_checkout,
+    history,
+    load,
+    load_all,
+    read_runs,
+    run_of,
+)
+
+RESULTS = "book/results"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What was found in one place. `records` are those that `runs` come from, by run_id."""
+
+    place: str  # a path or a commit, resolved
+    runs: list[Run]
+    earlier: list[Run] = field(default_factory=list)  # the folder's history
+    pinned: list[Run] = field(default_factory=list)
+    records: dict[str, Record] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def as_base(self) -> list[Run]:
+        """Every run once: the history, and records that did not get there."""
+        return list({run.run_id: run for run in (*self.runs, *self.earlier)}.values())
+
+
+def read_sources(base: str, current: str, checkout: Path | None) -> tuple[Source, Source]:
+    """Both sides of a comparison. ValueError for one that holds nothing usable, and for both the
+    same.
+
+    A current file that holds one claim alone speaks for that claim: other claims of the base are
+    not missed.
+    """
+    before, now = _read(base, checkout), _read(current, checkout)
+    if before.place == now.place:
+        raise ValueError(
+            f"a run is never compared with itself; {base!r} and {current!r} are both {now.place}: "
+            "name two states"
+        )
+    if not before.as_base and not before.pinned:
+        raise _nothing(base, before.problems)
+    if not now.runs:
+        raise _nothing(current, now.problems)
+    claims = {run.claim for run in now.runs}
+    if Path(now.place).is_file() and len(claims) == 1:
+        before = _only(before, claims)
+    return before, now
+
+
+def _read(text: str, checkout: Path | None) -> Source:
+    path = Path(text)
+    try:
+        exists = path.exists()
+    except OSError as error:
+        raise ValueError(f"runs are read from a folder, a file or a revision; {error}") from error
+    if path.is_dir():
+        return _read_folder(_results_of(path), str(_results_of(path).resolve()))
+    if exists:
+        return _read_file(path)
+    return _read_revision(text, checkout)
+
+
+def _results_of(folder: Path) -> Path:
+    """A checkout's root stands for its results."""
+    return folder / RESULTS if find_checkout(folder.resolve()) == folder.resolve() else folder
+
+
+def _read_folder(folder: Path, place: str) -> Source:
+    records, problems = load_all(folder)
+    earlier, more = history(folder)
+    pinned, still_more = baselines(folder)
+    by_run = {run_of(record).run_id: record for record in records}
+    runs = [run_of(record) for record in records]
+    return Source(place, runs, earlier, pinned, by_run, [*problems, *more, *still_more])
+
+
+def _read_file(path: Path) -> Source:
+    place = str(path.resolve())
+    if path.suffix == ".jsonl":
+        return Source(place, read_runs(path))
+    record = load(path)
+    run = run_of(record)
+    return Source(place, [run], records={run.run_id: record})
+
+
+def _read_revision(text: str, checkout: Path | None) -> Source:
+    if checkout is None:
+        raise ValueError(
+            f"runs are read from a folder, a file, or a revision of the checkout of the book; "
+            f"{text!r} is no file, and this is no checkout"
+        )
+    name = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{text}^{{commit}}"]
+    commit = _git(checkout, name)
+    if commit is None:
+        raise ValueError(
+            f"runs are read from a folder, a file or a git revision; {text!r} is none of them: "
+            "look for a typing error, or fetch the branch"
+        )
+    revision = commit.decode().strip()
+    packed = _git(checkout, ["archive", "--format=zip", revision, RESULTS])
+    if packed is None:
+        raise ValueError(f"revision {text!r} holds no {RESULTS}: name one that has results")
+    with tempfile.TemporaryDirectory(prefix="prefill-decode-") as folder:
+        with zipfile.ZipFile(BytesIO(packed)) as archive:
+            archive.extractall(folder)  # it strips what would lead out of the folder
+        found = _read_folder(Path(folder) / RESULTS, revision)
+    told = [problem.replace(f"{folder}/", f"{text}:") for problem in found.problems]
+    return Source(found.place, found.runs, found.earlier, found.pinned, found.records, told)
+
+
+def _git(checkout: Path, words: Sequence[str]) -> bytes | None:
+    """What git prints, None where it fails. ValueError without git."""
+    try:
+        done = subprocess.run(["git", *words], cwd=checkout, capture_output=True, check=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"a revision is read with git; {error}") from error
+    return done.stdout if done.returncode == 0 else None
+
+
+def _only(source: Source, claims: set[str]) -> Source:
+    def kept(runs: list[Run]) -> list[Run]:
+        return [run for run in runs if run.claim in claims]
+
+    return Source(
+        source.place,
+        kept(source.runs),
+        kept(source.earlier),
+        kept(source.pinned),
+        source.records,
+        source.problems,
+    )
+
+
+def _nothing(text: str, problems: Sequence[str]) -> ValueError:
+    found = f": {problems[0]}" if problems else ""
+    return ValueError(f"a comparison needs runs on both sides; {text!r} holds no usable one{found}")
