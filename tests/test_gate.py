@@ -8,7 +8,7 @@ from math import isnan, nan
 import pytest
 
 from prefill_decode.change import Quantity
-from prefill_decode.gate import Report, compare, confirm
+from prefill_decode.gate import Report, code_of, compare, confirm, digest_of_code
 from prefill_decode.results import Run
 from prefill_decode.statistics import Interval
 
@@ -452,3 +452,42 @@ def test_what_is_undecided_is_summed_up_by_reason():
     now = run(9, {f"time, {n}": quantity(1.0, "lower", "s") for n in "abc"}, machine=elsewhere)
     shown = compare(base, [now]).markdown()
     assert "\n- 3 not comparable: absolute times on another machine" in shown
+
+
+def test_code_is_read_from_a_checkout_or_a_revision(root, tmp_path):
+    with code_of(str(root), None) as found:
+        assert found == root
+        here = digest_of_code(found)
+    with code_of("HEAD", root) as found:
+        assert (found / "lib" / "prefill_decode" / "kernels.cpp").is_file()
+        assert len(digest_of_code(found)) == len(here)
+    assert not found.exists()
+    with pytest.raises(ValueError, match="has no library"), code_of(str(tmp_path), root):
+        pass
+    with pytest.raises(ValueError, match="look for a typing error"), code_of("no-such", root):
+        pass
+    with pytest.raises(ValueError, match="this is no checkout"), code_of("HEAD", None):
+        pass
+
+
+def test_code_differs_when_a_file_of_the_library_does(tmp_path):
+    package = tmp_path / "lib" / "prefill_decode"
+    (package / "__pycache__").mkdir(parents=True)
+    (package / "a.py").write_text("1")
+    before = digest_of_code(tmp_path)
+    (package / "__pycache__" / "a.pyc").write_text("2")
+    (tmp_path / "README.md").write_text("3")
+    assert digest_of_code(tmp_path) == before
+    (package / "a.py").write_text("2")
+    assert digest_of_code(tmp_path) != before
+
+
+def test_a_hundred_quantities_are_judged_more_cautiously_than_one():
+    few = {"ratio": quantity(1.0, "lower")}
+    many = {f"ratio {i}": quantity(1.0, "lower") for i in range(100)}
+    worse = quantity(1.5, "lower")
+    answers = []
+    for held, name in ((few, "ratio"), (many, "ratio 7")):
+        report = compare([run(1, held)], [run(2, {**held, name: worse})])
+        answers.append(next(row.change.answer for row in report.rows if row.name == name))
+    assert answers == ["regression", "inconclusive"]

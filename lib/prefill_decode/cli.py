@@ -211,9 +211,13 @@ def _accept(project: "Project", options: argparse.Namespace) -> int:
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Hold runs against earlier ones: what became worse since, as Markdown."""
+    """Hold runs against earlier ones, or code against earlier code: what became worse."""
     from prefill_decode import gate, results
 
+    if options.code:
+        return _compare_code(options)
+    if options.budget is not None:
+        raise ValueError("--budget is for --code; records were measured with budgets of their own")
     checkout = results.find_checkout(Path.cwd())
     base, current = gate.read_sources(options.base, options.current, checkout)
     problems = (*base.problems, *current.problems)
@@ -228,6 +232,38 @@ def compare(options: argparse.Namespace) -> int:
         print(report.markdown())
     if problems:
         return UNUSABLE
+    return FINDING if report.failed else FINE
+
+
+def _compare_code(options: argparse.Namespace) -> int:
+    """Measure two states of the library in turns, on this machine, now."""
+    from prefill_decode import gate, paired, results
+
+    checkout = results.find_checkout(Path.cwd())
+    with (
+        gate.code_of(options.base, checkout) as base,
+        gate.code_of(options.current, checkout) as current,
+    ):
+        if gate.digest_of_code(base) == gate.digest_of_code(current):
+            note = "The library is the same on both sides: nothing to measure."
+            if options.json:
+                _print_json({"failed": False, "note": note})
+            else:
+                print(note)
+            return FINE
+        report = paired.compare_code(
+            base,
+            current,
+            device=options.device,
+            budget_s=paired.BUDGET_S if options.budget is None else options.budget,
+            tolerance=options.tolerance,
+            say=lambda words: print(words, file=sys.stderr, flush=True),
+        )
+    report = replace(report, base=options.base, current=options.current)
+    if options.json:
+        _print_json(report.as_dict())
+    else:
+        print(report.markdown())
     return FINDING if report.failed else FINE
 
 
@@ -591,10 +627,16 @@ def _add_trust(added: argparse.ArgumentParser) -> None:
 
 def _add_compare(added: argparse.ArgumentParser) -> None:
     where = "a folder of results, a record, a .jsonl file of runs, or a git revision"
-    added.add_argument("base", metavar="BASE", help=where)
+    added.add_argument("base", metavar="BASE", help=f"{where}; with --code a checkout or revision")
     added.add_argument("current", metavar="CURRENT", help="likewise; . is this checkout")
     added.add_argument(
         "--tolerance", type=float, default=0.10, help="share by which it may get worse (0.10)"
+    )
+    added.add_argument(
+        "--code", action="store_true", help="measure both codes in turns, instead of records"
+    )
+    added.add_argument(
+        "--budget", type=_positive_seconds, metavar="SECONDS", help="of --code, in turns (40)"
     )
     added.add_argument(
         "--remeasure",

@@ -5,15 +5,17 @@
 
 from prefill_decode.gate.judging import compare, same_machine
 from prefill_decode.gate.report import Report, Row, VerdictRow, confirm
-from prefill_decode.gate.sources import Source, read_sources
+from prefill_decode.gate.sources import Source, code_of, digest_of_code, read_sources
 
 __all__ = [
     "Report",
     "Row",
     "Source",
     "VerdictRow",
+    "code_of",
     "compare",
     "confirm",
+    "digest_of_code",
     "read_sources",
     "same_machine",
 ]

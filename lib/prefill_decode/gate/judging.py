@@ -1,5 +1,7 @@
 """Judging: every quantity and verdict of the current runs against the last and the pinned ones.
 
+All quantities together are judged at one rate of false alarms, however many they are.
+
 Counts:  predictions and the steps' times in their own direction; a verdict that turned; what
          vanished, for a number that is gone is no pass.
 Ignores: values of controls, which hold or do not (their outcome is in the verdict), and versions
@@ -8,7 +10,7 @@ Ignores: values of controls, which hold or do not (their outcome is in the verdi
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import nan
+from math import isfinite, nan
 from typing import Any
 
 from prefill_decode.change import TOLERANCE, Answer, Change, Quantity, judge_change
@@ -59,7 +61,8 @@ def compare(
     """
     _refuse_itself(base, current)
     meetings = [*_meetings(base, current, "last"), *_meetings(pinned, current, "pinned")]
-    rows = [row for meeting in meetings for row in _rows(meeting, tolerance)]
+    judged = sum(isfinite(row.change.ratio) for row in _all_rows(meetings, tolerance, 1))
+    rows = _all_rows(meetings, tolerance, max(1, judged))
     verdicts = [row for meeting in meetings for row in _verdict_rows(meeting)]
     notes = [*_notes(meetings), *_machines_left_out(base, current)]
     return Report(tuple(rows), tuple(verdicts), tuple(dict.fromkeys(notes)), tolerance)
@@ -111,12 +114,16 @@ def _of(claim: str, runs: Sequence[Run]) -> list[Run]:
     return sorted((run for run in runs if run.claim == claim), key=lambda run: run.date)
 
 
-def _rows(meeting: _Meeting, tolerance: float) -> list[Row]:
+def _all_rows(meetings: Sequence[_Meeting], tolerance: float, judged: int) -> list[Row]:
+    return [row for meeting in meetings for row in _rows(meeting, tolerance, judged)]
+
+
+def _rows(meeting: _Meeting, tolerance: float, judged: int) -> list[Row]:
     if not meeting.now:
         return []  # the claim is missing as a whole: a row of verdicts
     if meeting.before:
         if meeting.alike:
-            return _judged_rows(meeting, tolerance)
+            return _judged_rows(meeting, tolerance, judged)
         other = _differences(meeting.before[-1].setting, meeting.newest.setting)
         return _rows_alike(meeting, "not comparable", f"parameters differ: {other}")
     if meeting.against == "pinned" or meeting.repeats:
@@ -133,7 +140,7 @@ def _rows_alike(meeting: _Meeting, answer: Answer, reason: str) -> list[Row]:
     return [_row(meeting, name, [], [meeting.newest], change) for name in names]
 
 
-def _judged_rows(meeting: _Meeting, tolerance: float) -> list[Row]:
+def _judged_rows(meeting: _Meeting, tolerance: float, judged: int) -> list[Row]:
     before = meeting.alike
     now = [run for run in meeting.now if run.setting == meeting.newest.setting]
     rows = []
@@ -144,13 +151,13 @@ def _judged_rows(meeting: _Meeting, tolerance: float) -> list[Row]:
             continue
         if old and new:
             _check_same_quantity(meeting.claim, name, [*old, *new])
-        change, old, new = _judge(name, old, new, meeting, tolerance)
+        change, old, new = _judge(name, old, new, meeting, tolerance, judged)
         rows.append(_row(meeting, name, old, new, change))
     return rows
 
 
 def _judge(
-    name: str, old: list[Run], new: list[Run], meeting: _Meeting, tolerance: float
+    name: str, old: list[Run], new: list[Run], meeting: _Meeting, tolerance: float, judged: int
 ) -> tuple[Change, list[Run], list[Run]]:
     """The change of one quantity, and the runs of both sides that it rests on."""
     if not new:
@@ -167,7 +174,7 @@ def _judge(
         reason = "absolute times on another machine, or on one not known to be the same"
         return Change("not comparable", reason, nan, nan, nan), [], new
     before, now = ([run.quantities[name].measured for run in side] for side in (old, new))
-    return judge_change(before, now, held.better, tolerance), old, new
+    return judge_change(before, now, held.better, tolerance, judged), old, new
 
 
 def _vanished(name: str, meeting: _Meeting) -> Change:

@@ -1,4 +1,4 @@
-"""Sources: the runs that a folder, a file or a git revision holds.
+"""Sources: the runs that a folder, a file or a git revision holds, and the code of a revision.
 
 A folder of results, the checkout's own or any other, gives its records as runs; as a base also its
 history and its pinned runs. A revision is read from git as that folder was, without checking it
@@ -8,8 +8,10 @@ out.
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from prefill_decode.results import (
 )
 
 RESULTS = "book/results"
+LIBRARY = "lib/prefill_decode"
 
 
 @dataclass(frozen=True)
@@ -105,28 +108,58 @@ def _read_file(path: Path) -> Source:
 
 
 def _read_revision(text: str, checkout: Path | None) -> Source:
+    with _unpacked(text, checkout, RESULTS) as (folder, revision):
+        found = _read_folder(folder / RESULTS, revision)
+        told = [problem.replace(f"{folder}/", f"{text}:") for problem in found.problems]
+    return Source(found.place, found.runs, found.earlier, found.pinned, found.records, told)
+
+
+@contextmanager
+def code_of(text: str, checkout: Path | None) -> Iterator[Path]:
+    """A folder that holds lib/prefill_decode: a checkout's own, or a revision's for as long as the
+    block lasts. ValueError for neither."""
+    path = Path(text)
+    if path.is_dir():
+        if not (path / LIBRARY).is_dir():
+            raise ValueError(f"code is read from a checkout or a revision; {text!r} has no library")
+        yield path.resolve()
+    else:
+        with _unpacked(text, checkout, LIBRARY) as (folder, _):
+            yield folder
+
+
+def digest_of_code(root: Path) -> str:
+    """Of everything that the library in this checkout consists of."""
+    digest = sha256()
+    for path in sorted((root / LIBRARY).rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+@contextmanager
+def _unpacked(text: str, checkout: Path | None, what: str) -> Iterator[tuple[Path, str]]:
+    """A temporary folder with this part of a revision, and the commit that the revision names."""
     if checkout is None:
         raise ValueError(
-            f"runs are read from a folder, a file, or a revision of the checkout of the book; "
-            f"{text!r} is no file, and this is no checkout"
+            f"a source is a folder, a file, or a revision of the checkout of the book; {text!r} "
+            "is no file, and this is no checkout"
         )
     name = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{text}^{{commit}}"]
     commit = _git(checkout, name)
     if commit is None:
         raise ValueError(
-            f"runs are read from a folder, a file or a git revision; {text!r} is none of them: "
+            f"a source is a folder, a file or a git revision; {text!r} is none of them: "
             "look for a typing error, or fetch the branch"
         )
     revision = commit.decode().strip()
-    packed = _git(checkout, ["archive", "--format=zip", revision, RESULTS])
+    packed = _git(checkout, ["archive", "--format=zip", revision, what])
     if packed is None:
-        raise ValueError(f"revision {text!r} holds no {RESULTS}: name one that has results")
+        raise ValueError(f"revision {text!r} holds no {what}: name one that has it")
     with tempfile.TemporaryDirectory(prefix="prefill-decode-") as folder:
         with zipfile.ZipFile(BytesIO(packed)) as archive:
             archive.extractall(folder)  # it strips what would lead out of the folder
-        found = _read_folder(Path(folder) / RESULTS, revision)
-    told = [problem.replace(f"{folder}/", f"{text}:") for problem in found.problems]
-    return Source(found.place, found.runs, found.earlier, found.pinned, found.records, told)
+        yield Path(folder), revision
 
 
 def _git(checkout: Path, words: Sequence[str]) -> bytes | None:
