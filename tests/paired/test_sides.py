@@ -3,6 +3,11 @@
 import gc
 import io
 import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from dataclasses import asdict, replace
 
 import psutil
@@ -70,10 +75,10 @@ def test_a_planted_slowdown_doubles_the_time_and_is_never_an_improvement(root, t
 
 def test_a_worker_serves_its_lines_in_this_process_too(root, tiny):
     lines = [asdict(Job(STEPS, tiny, "cpu")), {"step": "prefill", "planted": 0.5}]
-    facts, time = worker.serve(root, iter(lines))
+    facts, answer = worker.serve(root, iter(lines))
     assert facts["model"]["name"] == "tiny"
     assert facts["machine"]["device"] == "cpu"
-    assert time["time_s"] >= 1.5 * time["bare_s"] > 0
+    assert answer["time_s"] >= 1.5 * answer["bare_s"] > 0
     gc.unfreeze()
     gc.enable()
 
@@ -147,9 +152,11 @@ def test_a_worker_that_fails_later_is_refused_and_both_are_ended(scripted, root,
 def test_a_worker_that_has_ended_is_said_to_have_ended(scripted, root):
     scripted(READY.rpartition(";")[0])
     running = Worker("current", root, Job(STEPS))
-    running.process.wait()
-    with pytest.raises(ValueError, match=r"the current code .* ended"):
-        running.time_s("decode", 0.0)
+    for _ in range(2):  # it ends when asked, and is gone when asked again
+        with pytest.raises(ValueError, match=r"the current code .* ended"):
+            running.time_s("decode", 0.0)
+        running._signal(signal.SIGCONT)
+        running.process.wait(10)
     assert running.cpu_s() == 0.0
     running.close()
 
@@ -178,6 +185,35 @@ def test_an_interruption_leaves_no_process_behind(scripted, root):
     assert _workers_of_this_process() == []
 
 
+def test_a_side_lies_stopped_except_while_it_is_asked(root, tiny):
+    with two_sides({"base": root, "current": root}, Job(STEPS, tiny, "cpu"), "s") as workers:
+        processes = [psutil.Process(worker.process.pid) for worker in workers.values()]
+        assert _all_become(processes, psutil.STATUS_STOPPED)
+        assert workers["base"].time_s("decode", 0.0) > 0
+        assert _all_become(processes, psutil.STATUS_STOPPED)
+
+
+def test_a_driver_that_is_killed_leaves_no_worker_behind(root):
+    code = (
+        "import sys, time; from pathlib import Path; from prefill_decode.paired import sides\n"
+        f"root = Path({str(root)!r}); sides.WORKER = Path(sys.argv[1])\n"
+        "worker = sides.Worker('base', root, sides.Job({}))\n"
+        "print(worker.process.pid, flush=True); time.sleep(60)"
+    )
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as fake:
+        fake.write(f"import json, os, sys\nfacts = {FACTS!r}\n{READY}\n")
+        fake.flush()
+        driver = subprocess.Popen(
+            [sys.executable, "-c", code, fake.name], stdout=subprocess.PIPE, text=True
+        )
+        running = psutil.Process(int(driver.stdout.readline()))
+        assert _all_become([running], psutil.STATUS_STOPPED)
+        driver.kill()
+        driver.wait()
+        _, alive = psutil.wait_procs([running], timeout=10)
+    assert not alive
+
+
 def test_both_sides_run_the_model_that_the_first_one_chose(scripted, root):
     scripted(
         "job = json.loads(sys.stdin.readline())\n"
@@ -188,6 +224,16 @@ def test_both_sides_run_the_model_that_the_first_one_chose(scripted, root):
         two_sides({"base": root, "current": root}, Job(STEPS), "s").__enter__()
     assert "chosen too" in str(got.value)
     assert _workers_of_this_process() == []
+
+
+def _all_become(processes, status):
+    """Whether they get there within some seconds: a signal takes a moment."""
+    deadline_s = time.monotonic() + 10
+    while not all(process.status() == status for process in processes):
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def _workers_of_this_process():

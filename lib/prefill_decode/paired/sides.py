@@ -1,13 +1,18 @@
 """Sides: the two processes that take turns, each with one checkout's library.
 
+A worker is stopped (SIGSTOP) except while it is asked: its idle threads spin for milliseconds after
+a step and would slow the other side, by less after a step that was slowed on purpose.
+
 A worker that dies, answers nonsense or lacks a step becomes a ValueError of one sentence. Whatever
-happens, both processes end with the `with` block; a driver that is killed closes their input, and
-they end by themselves."""
+happens, both processes end with the `with` block. Each is a process group in the driver's session:
+when a driver is killed, the system hangs up on groups that lie stopped.
+"""
 
 import json
 import os
 import random
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +32,6 @@ WORKER = Path(__file__).with_name("worker.py")
 LONGEST_START_S = 600
 LONGEST_ANSWER_S = 300
 LONGEST_END_S = 5
-PAUSE_S = 0.002  # in which the other side's threads, which spin after a step, go to sleep
 LONGEST_WORDS = 300
 
 Steps = Mapping[str, Sequence[tuple[int, int, int]]]  # (new tokens, cached tokens, how many)
@@ -44,7 +48,7 @@ class Job:
 
 
 class Worker:
-    """A running side, its steps warm."""
+    """A side, its steps warm, stopped except while it is asked."""
 
     def __init__(self, side: Side, root: Path, job: Job) -> None:
         self.side, self.root = side, root
@@ -56,7 +60,7 @@ class Worker:
             stderr=self.log,
             text=True,
             env={**os.environ, "PYTHONPATH": str(root / "lib")},
-            start_new_session=True,  # Ctrl-C reaches the driver alone, which ends both
+            process_group=0,  # Ctrl-C reaches the driver alone, which ends both
         )
         try:
             self.facts = self._ask(asdict(job), LONGEST_START_S)
@@ -69,7 +73,6 @@ class Worker:
 
     def time_s(self, step: str, planted: float) -> float:
         """How long the step takes, by the worker's own clock."""
-        time.sleep(PAUSE_S)
         answer = self._ask({"step": step, "planted": planted}, LONGEST_ANSWER_S)
         time_s = answer.get("time_s")
         if not isinstance(time_s, float) or not time_s > 0:
@@ -87,6 +90,7 @@ class Worker:
     def close(self) -> None:
         """End the process: asked first, then forced."""
         self.process.terminate()
+        self._signal(signal.SIGCONT)
         try:
             self.process.wait(LONGEST_END_S)
         except subprocess.TimeoutExpired:
@@ -97,13 +101,18 @@ class Worker:
     def _ask(self, line: Mapping[str, Any], longest_s: float) -> dict[str, Any]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
+        self._signal(signal.SIGCONT)
         try:
             print(json.dumps(line), file=self.process.stdin, flush=True)
+            answered = select.select([self.process.stdout], [], [], longest_s)[0]
+            answer = self.process.stdout.readline() if answered else ""
         except BrokenPipeError:
             raise self._failure("it has ended") from None
-        if not select.select([self.process.stdout], [], [], longest_s)[0]:
+        finally:
+            self._signal(signal.SIGSTOP)
+        if not answered:
             raise self._failure(f"no answer in {longest_s} s")
-        return self._answer(self.process.stdout.readline())
+        return self._answer(answer)
 
     def _answer(self, text: str) -> dict[str, Any]:
         if not text:
@@ -117,6 +126,10 @@ class Worker:
         if "error" in answer:
             raise self._failure(str(answer["error"])[:LONGEST_WORDS])
         return answer
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
 
     def _failure(self, reason: str) -> ValueError:
         self.log.seek(0)
