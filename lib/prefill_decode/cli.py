@@ -585,15 +585,15 @@ def _parser() -> argparse.ArgumentParser:
     showing.add_argument(
         "--write-readme", action="store_true", help="refresh the README's table and figure"
     )
-    studying = verb("trust", trust)
-    folders(studying)
-    _add_trust(studying)
     showing.add_argument(
         "--accept",
         nargs="*",
         metavar="CLAIM",
         help="pin the last runs on this machine as the baseline, of these claims or of all",
     )
+    studying = verb("trust", trust)
+    folders(studying)
+    _add_trust(studying)
     _add_compare(verb("compare", compare))
     _add_hardware(verb("hardware", show_hardware, device=False))
     _add_certify(verb("certify", certify, device=False))

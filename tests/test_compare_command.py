@@ -1,0 +1,418 @@
+"""`compare` and `results --accept` as a user types them: sources, exit codes, measuring again."""
+
+import json
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from prefill_decode import cli, measure, results
+from prefill_decode.book import remeasure
+from prefill_decode.book.run import ChapterFailure
+from prefill_decode.results import read_runs, run_of, save
+
+CLAIM = "decode_is_bandwidth_bound"
+
+
+@pytest.fixture
+def here(machine):
+    """This machine, known to be itself."""
+    return replace(machine, host="1" * 16)
+
+
+@pytest.fixture
+def make(record, here):
+    """make(seed, median, claim): a valid record whose first prediction came out so."""
+
+    def made(seed, median=1.2, claim=CLAIM, machine=here):
+        measured = record["metrics"][0]["measured"] | {
+            "median": median,
+            "low": 0.95 * median,
+            "high": 1.05 * median,
+        }
+        first = record["metrics"][0] | {"measured": measured}
+        return record | {
+            "claim": claim,
+            "seed": seed,
+            "machine": machine.as_dict(),
+            "date": f"2026-01-{seed + 1:02d}T00:00:00Z",
+            "metrics": [first, *record["metrics"][1:]],
+        }
+
+    return made
+
+
+@pytest.fixture
+def folders(make, tmp_path, monkeypatch):
+    """A base of five equal runs, and an empty folder for current ones; outside of a checkout."""
+    base, current = tmp_path / "base", tmp_path / "current"
+    for seed in range(5):
+        save(make(seed), base)
+    current.mkdir()
+    monkeypatch.chdir(tmp_path)
+    return base, current
+
+
+def compared(capsys, *words):
+    code = cli.main(["compare", *map(str, words)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def git(folder, *words):
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(("median", "code"), [(1.2, 0), (0.5, 0), (2.0, 1)])
+def test_the_exit_code_is_1_for_a_regression_only(median, code, make, folders, capsys):
+    base, current = folders
+    save(make(9, median), current)
+    found, out, err = compared(capsys, base, current, "--remeasure", "0")
+    assert (found, err) == (code, "")
+    assert out.startswith("**The gate fails:**" if code else "**The gate passes:**")
+
+
+def test_json_is_the_same_report(make, folders, capsys):
+    base, current = folders
+    save(make(9, 2.0), current)
+    code, out, _ = compared(capsys, base, current, "--json", "--remeasure", "0")
+    document = json.loads(out)
+    assert (code, document["failed"], document["tolerance"]) == (1, True, 0.1)
+    row = document["rows"][0]
+    assert row["name"] == "batch 8 / batch 1"
+    assert len(row["base"]) == 5  # the history counts, not the newest record alone
+    assert row["change"]["answer"] == "regression"
+
+
+def test_a_wider_tolerance_forgives(make, folders, capsys):
+    base, current = folders
+    save(make(9, 2.0), current)
+    assert compared(capsys, base, current, "--tolerance", "2")[0] == 0
+
+
+def test_pinned_runs_of_the_base_count_too(make, folders, capsys):
+    base, current = folders
+    results.accept(base, [CLAIM], make(0)["machine"]["slug"])
+    for seed in range(10, 15):
+        save(make(seed, 2.0), base)
+    save(make(20, 2.0), current)
+    code, out, _ = compared(capsys, base, current, "--json", "--remeasure", "0")
+    rows = [r for r in json.loads(out)["rows"] if r["name"] == "batch 8 / batch 1"]
+    assert {row["against"]: row["change"]["answer"] for row in rows} == {
+        "last": "inconclusive",
+        "pinned": "regression",
+    }
+    assert code == 1
+
+
+def test_a_record_and_a_file_of_runs_are_sources_too(make, folders, capsys):
+    base, current = folders
+    record = save(make(9, 2.0), current)
+    save(make(3, claim="another_claim"), base)
+    runs = next(base.glob(f"history/{CLAIM}/*.jsonl"))
+    code, out, _ = compared(capsys, runs, record, "--remeasure", "0")
+    assert code == 1
+    code, out, _ = compared(capsys, base, record, "--remeasure", "0")
+    assert code == 1
+    assert "another_claim" not in out  # a record speaks for its own claim
+
+
+def test_a_claim_that_a_current_folder_lacks_is_missed(make, folders, capsys):
+    base, current = folders
+    save(make(3, claim="another_claim"), base)
+    save(make(9), current)
+    code, out, _ = compared(capsys, base, current, "--remeasure", "0")
+    assert code == 1
+    assert "missing in this run" in out
+
+
+def test_one_unusable_file_hides_no_other_and_makes_the_exit_code_2(make, folders, capsys):
+    base, current = folders
+    save(make(9), current)
+    (current / CLAIM / "torn.json").write_text('{"schema_version": 2, "cla')
+    (base / CLAIM / "empty.json").write_text("")
+    code, out, err = compared(capsys, base, current)
+    assert code == 2
+    assert "torn.json" in err
+    assert "empty.json" in err
+    assert out.startswith("**The gate passes:**")
+    assert "torn.json" in out
+
+
+@pytest.mark.parametrize("direction", [None, "sideways"])
+def test_h13_i_a_file_whose_direction_is_unknown_is_refused(direction, make, folders, capsys):
+    base, current = folders
+    path = save(make(9), current)
+    document = json.loads(path.read_text())
+    document["metrics"][0]["measured"]["better"] = direction
+    path.write_text(json.dumps(document))
+    code, out, err = compared(capsys, base, current)
+    assert (code, out) == (2, "")
+    assert path.name in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["base", "base"], "never compared with itself"),
+        (["base", "base/../base"], "never compared with itself"),
+        (["base", "copy"], "never compared with itself"),
+        (["base", "current"], "'current' holds no usable one"),
+        (["current", "base"], "'current' holds no usable one"),
+        (["base", "nowhere"], "this is no checkout"),
+        (["base", "x" * 300], "File name too long"),
+        (["base", "good", "--tolerance", "0"], "tolerance is a positive share"),
+        (["base", "good", "--tolerance", "nan"], "tolerance is a positive share"),
+    ],
+)
+def test_what_cannot_be_compared_is_a_sentence_and_exit_code_2(
+    words, message, make, folders, capsys
+):
+    base, _ = folders
+    save(make(4), base.parent / "copy")  # the base's newest record
+    save(make(9), base.parent / "good")
+    code, out, err = compared(capsys, *words)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    "words", [["a"], ["a", "b", "--remeasure", "-1"], ["a", "b", "--remeasure", "x"]]
+)
+def test_a_mistyped_comparison_ends_with_exit_code_2(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["compare", *words])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err
+
+
+@pytest.fixture
+def checkout(make, tmp_path, monkeypatch, here):
+    """A checkout in miniature under git: five runs committed, on this machine."""
+    root = tmp_path / "checkout"
+    (root / "notebooks").mkdir(parents=True)
+    (root / "lib").mkdir()
+    (root / "lib" / "code.py").write_text("1")
+    (root / "notebooks" / f"{CLAIM}.ipynb").write_text("{}")
+    entry = {"file": f"notebooks/{CLAIM}"}
+    toc = {"format": "jb-book", "root": "book/index", "parts": [{"chapters": [entry]}]}
+    (root / "_toc.yml").write_text(json.dumps(toc))
+    (root / ".gitignore").write_text("_build\n.lock\n")
+    git(root.parent, "init", "-q", "-b", "main", str(root))
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "code")
+    for seed in range(5):
+        save(make(seed), root / "book" / "results")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "records")
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(measure, "describe_machine", lambda device="auto": here)
+    return root
+
+
+def head(root):
+    words = ["git", "rev-parse", "--short=12", "HEAD"]
+    return subprocess.run(
+        words, cwd=root, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_a_revision_is_a_source_and_so_is_the_working_tree(make, checkout, capsys):
+    save(make(9, 2.0), checkout / "book" / "results")
+    code, out, _ = compared(capsys, "main", ".", "--remeasure", "0", "--json")
+    assert code == 1
+    assert len(json.loads(out)["rows"][0]["base"]) == 5
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-qm", "slower")
+    code, out, _ = compared(capsys, "HEAD~1", "HEAD", "--remeasure", "0")
+    assert code == 1
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ("nosuch", "none of them"),
+        ("HEAD~1", "holds no book/results"),
+        ("HEAD", "never compared with itself"),
+        ("--output=x", "required"),
+        ("HEAD:lib", "none of them"),
+    ],
+)
+def test_a_revision_without_results_is_refused(base, message, checkout, capsys):
+    if base.startswith("-"):
+        with pytest.raises(SystemExit):
+            cli.main(["compare", base, "."])
+        return
+    code, out, err = compared(capsys, base, ".")
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_a_damaged_file_in_a_revision_is_named_by_the_revision(make, checkout, capsys):
+    (checkout / "book" / "results" / CLAIM / "torn.json").write_text("{")
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-qm", "torn")
+    (checkout / "book" / "results" / CLAIM / "torn.json").unlink()
+    save(make(9), checkout / "book" / "results")
+    code, _, err = compared(capsys, "HEAD", ".")
+    assert code == 2
+    assert f"HEAD:book/results/{CLAIM}/torn.json" in err
+
+
+@pytest.fixture
+def measured_again(make, monkeypatch):
+    """measured_again(medians): what the chapter gives when it is run again; a list of its calls."""
+
+    def prepare(medians):
+        calls = []
+
+        def run_chapter(project, chapter, parameters, machine, *, again):
+            assert again
+            calls.append(parameters)
+            save(make(20 + len(calls), medians[len(calls) - 1]), project.results)
+
+        monkeypatch.setattr(remeasure, "run_chapter", run_chapter)
+        monkeypatch.setattr(remeasure, "_parameters", lambda *given: {"seed": 7})
+        return calls
+
+    return prepare
+
+
+def save_current(make, checkout, median=2.0, **other):
+    record = make(9, median) | {"commit": head(checkout)} | other
+    save(record, checkout / "book" / "results")
+
+
+def test_what_looks_worse_is_measured_again_and_dropped_if_it_does_not_stand(
+    make, checkout, measured_again, capsys
+):
+    save_current(make, checkout)
+    calls = measured_again([1.2, 1.2])
+    code, out, err = compared(capsys, "main", ".")
+    assert (code, calls) == (0, [{"seed": 7}] * 2)
+    assert "measured again: does not stand" in out
+    assert "[2/2] " in err
+    assert (checkout / "_build" / "remeasured" / "2" / "results" / CLAIM).is_dir()
+    assert len(list((checkout / "book" / "results" / CLAIM).glob("*.json"))) == 1
+
+
+def test_what_stands_when_measured_again_fails_the_gate(make, checkout, measured_again, capsys):
+    save_current(make, checkout)
+    calls = measured_again([2.0, 2.0, 2.0])
+    code, out, _ = compared(capsys, "main", ".", "--remeasure", "3", "--json")
+    assert (code, len(calls)) == (1, 3)
+    row = json.loads(out)["rows"][0]
+    assert (row["again"], len(row["current"])) == ("stands", 4)
+
+
+def test_nothing_is_measured_again_when_all_is_well(make, checkout, measured_again, capsys):
+    save_current(make, checkout, median=1.2)
+    calls = measured_again([])
+    assert compared(capsys, "main", ".")[0] == 0
+    assert calls == []
+
+
+def test_the_first_judgement_counts_where_measuring_again_is_not_possible(
+    make, checkout, measured_again, monkeypatch, here, capsys
+):
+    measured_again([1.2] * 9)
+    save_current(make, checkout, commit=None)
+    code, out, _ = compared(capsys, "main", ".")
+    assert code == 1
+    assert "made by other code (commit unknown)" in out
+
+    save_current(make, checkout)
+    (checkout / "lib" / "code.py").write_text("2")
+    code, out, _ = compared(capsys, "main", ".")
+    assert code == 1
+    assert "made by other code" in out
+    git(checkout, "checkout", "-q", "lib")
+
+    elsewhere = replace(here, host="2" * 16)
+    monkeypatch.setattr(measure, "describe_machine", lambda device="auto": elsewhere)
+    code, out, _ = compared(capsys, "main", ".")
+    assert code == 1
+    assert "this machine is not known to be that one" in out
+
+
+def test_a_chapter_that_fails_when_run_again_is_told(make, checkout, monkeypatch, capsys):
+    def fails(project, chapter, *given, **named):
+        raise ChapterFailure(chapter, "the kernel died", None)
+
+    monkeypatch.setattr(remeasure, "run_chapter", fails)
+    monkeypatch.setattr(remeasure, "_parameters", lambda *given: {})
+    save_current(make, checkout)
+    code, out, _ = compared(capsys, "main", ".")
+    assert code == 1
+    assert "could not be measured again: decode_is_bandwidth_bound: the kernel died" in out
+    assert "measured again: stands" not in out
+
+
+def test_an_interrupted_remeasuring_ends_the_command(make, checkout, monkeypatch, capsys):
+    def interrupted(project, chapter, *given, **named):
+        raise ChapterFailure(chapter, "interrupted", None)
+
+    monkeypatch.setattr(remeasure, "run_chapter", interrupted)
+    monkeypatch.setattr(remeasure, "_parameters", lambda *given: {})
+    save_current(make, checkout)
+    assert compared(capsys, "main", ".")[0] == 130
+
+
+def test_a_run_with_changes_is_this_codes_while_the_checkout_has_some(checkout):
+    commit = head(checkout)
+    assert remeasure.made_by_this_code(checkout, commit)
+    assert remeasure.made_by_this_code(checkout, f"{commit}+changes") is False
+    (checkout / "lib" / "code.py").write_text("2")
+    assert remeasure.made_by_this_code(checkout, f"{commit}+changes")
+    assert not remeasure.made_by_this_code(checkout, commit)
+    assert not remeasure.made_by_this_code(checkout, "0" * 12)
+
+
+def test_the_chapter_is_run_again_with_the_records_parameters(root, make, here):
+    """Of a real notebook; one value that its reader could not have given is left to it."""
+    project = cli._project(cli._parser().parse_args(["results", "--results", "/tmp/x"]))
+    stored = make(9) | {
+        "parameters": {"batch_sizes": [1, 4], "context_tokens": -3, "budget_s": 12.0, "other": 1}
+    }
+    given = remeasure._parameters(project, here, run_of(stored), stored)
+    assert given == {"device": "cpu", "batch_sizes": [1, 4], "budget_s": 12.0, "seed": 9}
+
+
+def test_accept_pins_this_machines_last_runs_and_says_that_a_review_moves_the_baseline(
+    make, checkout, capsys
+):
+    assert cli.main(["results", "--accept"]) == 0
+    out = capsys.readouterr().out
+    path = next((checkout / "book" / "results" / "baseline").glob("*/*.jsonl"))
+    assert f"{CLAIM}: 5 runs pinned\n    {path}" in out
+    assert "reviewed" in out
+    assert [run.run_id for run in read_runs(path)] == [run_of(make(s)).run_id for s in range(5)]
+
+
+def test_accept_names_a_refuted_run_and_refuses_a_void_one(make, checkout, capsys):
+    def turned(seed, outcome, reason, median):
+        record = make(seed, median)
+        first = record["metrics"][0] | {"outcome": outcome, "reason": reason}
+        verdict = {"outcome": outcome, "reason": f"{first['name']}: {reason}"}
+        return record | {"metrics": [first, *record["metrics"][1:]], "verdict": verdict}
+
+    reason = "the whole interval lies on the rival's side"
+    save(turned(9, "refuted", reason, 7.0), checkout / "book" / "results")
+    assert cli.main(["results", "--accept", CLAIM]) == 0
+    assert f"; refuted: batch 8 / batch 1: {reason}" in capsys.readouterr().out
+    broken = {"outcome": "void", "reason": "the clock stood still: the ruler is broken"}
+    save(make(10) | {"verdict": broken}, checkout / "book" / "results")
+    assert cli.main(["results", "--accept", CLAIM]) == 2
+    assert "a void run is no baseline" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("claim", "message"),
+    [("decode_is_bandwith_bound", "did you mean decode_is_bandwidth_bound?"), (None, "no claim")],
+)
+def test_accept_of_nothing_is_refused(claim, message, checkout, capsys, monkeypatch, machine):
+    other = replace(machine, device_name="Other")
+    monkeypatch.setattr(measure, "describe_machine", lambda device="auto": other)
+    assert cli.main(["results", "--accept", *([claim] if claim else [])]) == 2
+    assert message in capsys.readouterr().err
