@@ -9,6 +9,8 @@ import pytest
 from prefill_decode import cli, measure, results
 from prefill_decode.book import remeasure
 from prefill_decode.book.run import ChapterFailure
+from prefill_decode.cli.parser import make_parser
+from prefill_decode.cli.shared import project_of
 from prefill_decode.results import read_runs, run_of, save
 
 CLAIM = "decode_is_bandwidth_bound"
@@ -371,7 +373,7 @@ def test_a_run_with_changes_is_this_codes_while_the_checkout_has_some(checkout):
 
 def test_the_chapter_is_run_again_with_the_records_parameters(root, make, here):
     """Of a real notebook; one value that its reader could not have given is left to it."""
-    project = cli._project(cli._parser().parse_args(["results", "--results", "/tmp/x"]))
+    project = project_of(make_parser().parse_args(["results", "--results", "/tmp/x"]))
     stored = make(9) | {
         "parameters": {"batch_sizes": [1, 4], "context_tokens": -3, "budget_s": 12.0, "other": 1}
     }

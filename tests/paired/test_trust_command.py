@@ -7,6 +7,8 @@ import pytest
 from prefill_decode import cli, measure, paired, results
 from prefill_decode.book import run as running
 from prefill_decode.book.run import ChapterFailure
+from prefill_decode.cli.comparing import chapter_runner
+from prefill_decode.cli.shared import project_of
 
 STUDY = {
     "schema_version": 1,
@@ -80,7 +82,7 @@ def test_a_refused_study_is_one_sentence_and_exit_code_2(monkeypatch, root, tmp_
 @pytest.fixture
 def project(root, tmp_path, monkeypatch):
     monkeypatch.chdir(root)
-    found = cli._project(SimpleNamespace(results=tmp_path / "results", build=tmp_path / "build"))
+    found = project_of(SimpleNamespace(results=tmp_path / "results", build=tmp_path / "build"))
     found.prepare()
     return found
 
@@ -95,7 +97,7 @@ def test_a_chapter_run_is_fresh_and_leaves_the_books_records_alone(project, reco
         return results.save(saved, trial.results), True
 
     monkeypatch.setattr(running, "run_chapter", run_chapter)
-    run = cli._chapter_runner(project, "cpu")()
+    run = chapter_runner(project, "cpu")()
     assert run.claim == paired.CHAPTER
     assert run.machine["slug"] == machine.slug
     assert "time, decode x1" in run.quantities
@@ -111,7 +113,7 @@ def test_a_chapter_that_does_not_finish_ends_the_study(project, monkeypatch, rea
 
     monkeypatch.setattr(running, "run_chapter", run_chapter)
     with pytest.raises(error):
-        cli._chapter_runner(project, "cpu")()
+        chapter_runner(project, "cpu")()
 
 
 def test_the_studys_chapter_is_one_of_the_books(project):

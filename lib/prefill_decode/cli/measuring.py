@@ -1,0 +1,204 @@
+"""Measuring: the verbs that measure chapters, and those that show what was measured."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prefill_decode.cli.shared import (
+    FINDING,
+    FINE,
+    INTERRUPTED,
+    UNUSABLE,
+    print_json,
+    project_of,
+    warn,
+)
+
+if TYPE_CHECKING:
+    from prefill_decode.book import Project
+    from prefill_decode.measure import Machine
+
+# Parameters of every notebook that the command sets itself.
+OPTIONS_FOR = {"device": "--device", "budget_s": "--budget", "results_dir": "--results"}
+
+
+def list_claims(options: argparse.Namespace) -> int:
+    """Claims, their notebooks, the last verdict on this machine."""
+    from prefill_decode import measure, results
+
+    project = project_of(options)
+    slug = measure.describe_machine(options.device).slug
+    records, problems = results.load_all(project.results)
+    warn(problems)
+    verdicts = {r["claim"]: r for r in records if r["machine"]["slug"] == slug}
+    for chapter in project.chapters():
+        record = verdicts.get(chapter)
+        last = (
+            f"{record['verdict']['outcome']}, {record['date'][:10]}" if record else "not run here"
+        )
+        print(f"{chapter}\n    {project.title(chapter)}\n    notebooks/{chapter}.ipynb\n    {last}")
+    return FINDING if problems else FINE
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """What on this machine will make numbers lie, and the mend."""
+    from prefill_decode import measure
+
+    machine = measure.describe_machine(options.device)
+    findings, notes = measure.examine(machine), measure.notes(machine)
+    if options.json:
+        found = [{"problem": f.problem, "mend": f.mend} for f in findings]
+        print_json({"machine": machine.as_dict(), "findings": found, "notes": notes})
+    else:
+        print(f"{machine.title}: device {machine.device}, {machine.threads} threads")
+        for finding in findings:
+            print(f"  {finding.problem}\n    -> {finding.mend}")
+        for note in notes:
+            print(f"  {note}\n    -> nothing to mend")
+        if not findings and not notes:
+            print("  nothing found that would make numbers lie")
+    return FINDING if findings else FINE
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure the named claims, or all of them."""
+    from prefill_decode import measure
+
+    project = project_of(options)
+    chapters = project.chosen(options.claims)
+    machine = measure.describe_machine(options.device)
+    if options.parameter and options.results is None:  # a trial leaves the book's records alone
+        trials = project.build / "trials"
+        project = replace(project, results=trials / "results", build=trials / "build")
+    _, failures = run_chapters(project, chapters, options, machine)
+    print_verdicts(project, chapters, machine)
+    print(f"records in {project.results}")
+    return exit_code(failures)
+
+
+def book(options: argparse.Namespace) -> int:
+    """Measure what is stale, refresh the pages, build the HTML."""
+    from prefill_decode import book as publishing
+    from prefill_decode import measure, results
+
+    project = project_of(options)
+    machine = measure.describe_machine(options.device)
+    project.repository_url()  # a fault there should stop the book before it measures
+    runs, failures = run_chapters(project, project.chapters(), options, machine)
+    if INTERRUPTED in failures.values():
+        return INTERRUPTED
+    records, problems = results.load_all(project.results)
+    warn(problems)
+    print("building the pages ...", file=sys.stderr)
+    reasons = {chapter: str(reason) for chapter, reason in failures.items()}
+    source = publishing.stage(project, runs, reasons, records, machine.slug, options.repository_url)
+    cover = publishing.build_html(project, source)
+    print_verdicts(project, project.chapters(), machine)
+    print(f"\nopen {cover}")
+    return FINDING if failures or problems else FINE
+
+
+def show_results(options: argparse.Namespace) -> int:
+    """Every verdict on every machine; or pin this machine's runs as the baseline."""
+    from prefill_decode import book as publishing
+    from prefill_decode import results
+
+    project = project_of(options)
+    if options.results and not project.results.is_dir():
+        raise ValueError(f"no such folder: {options.results}; records lie in book/results")
+    if options.accept is not None:
+        return _accept(project, options)
+    records, problems = results.load_all(project.results)
+    warn(problems)
+    if options.write_readme:
+        publishing.refresh_readme(project, records, project.root / "README.md")
+    if options.json:
+        print_json({"records": records, "problems": problems})
+    else:
+        print(publishing.claims_table(project, records))
+    return UNUSABLE if problems else FINE
+
+
+def _accept(project: "Project", options: argparse.Namespace) -> int:
+    """Pin the last runs on this machine, a refuted claim's too: that is a result, and is named."""
+    from prefill_decode import measure, results
+
+    machine = measure.describe_machine(options.device)
+    claims = project.chosen(options.accept)
+    if not options.accept:
+        claims = [c for c in claims if (project.results / c / f"{machine.slug}.json").exists()]
+    if not claims:
+        raise ValueError(f"no claim has a record on {machine.title} to pin: run some first")
+    paths = results.accept(project.results, claims, machine.slug)
+    for claim, path in zip(claims, paths, strict=True):
+        runs = results.read_runs(path)
+        refuted = f"; refuted: {runs[-1].reason}" if runs[-1].outcome == "refuted" else ""
+        print(f"{claim}: {len(runs)} run{'s' if len(runs) > 1 else ''} pinned{refuted}\n    {path}")
+    print("\nThe baseline moves when these files are committed and the commit is reviewed.")
+    return FINE
+
+
+def run_chapters(
+    project: "Project",
+    chapters: Sequence[str],
+    options: argparse.Namespace,
+    machine: "Machine",
+) -> tuple[dict[str, Path], dict[str, Any]]:
+    """Executed notebooks and failures by chapter, one chapter at a time: two would disturb each
+    other.
+    """
+    from prefill_decode.book.parameters import check_parameters, parse_assignments
+    from prefill_decode.book.run import ChapterFailure, measuring_alone, run_chapter
+
+    given = parse_assignments(options.parameter)
+    for name, option in OPTIONS_FOR.items():
+        if name in given:
+            raise ValueError(f"{name} has an option of its own: give {option}, not -p {name}=...")
+    given["device"] = machine.device
+    if options.budget is not None:
+        given["budget_s"] = options.budget
+    checked = {name: check_parameters(project.notebook(name), given) for name in chapters}
+    project.prepare()
+    runs: dict[str, Path] = {}
+    failures: dict[str, Any] = {}
+    with measuring_alone(project):
+        for number, name in enumerate(chapters, start=1):
+            place = f"[{number}/{len(chapters)}] {name}"
+            print(f"{place} ...", file=sys.stderr, flush=True)
+            try:
+                runs[name], ran = run_chapter(
+                    project,
+                    name,
+                    checked[name],
+                    machine,
+                    cell_timeout_s=options.timeout,
+                    progress=sys.stderr.isatty(),
+                    again=options.again,
+                )
+                print(f"{place}: {'done' if ran else 'up to date'}", file=sys.stderr)
+            except ChapterFailure as failure:
+                print(f"prefill-decode: {failure}", file=sys.stderr)
+                failures[name] = failure
+                if failure.reason == "interrupted":
+                    print("prefill-decode: run again to go on from here", file=sys.stderr)
+                    failures[name] = INTERRUPTED
+                    break
+    return runs, failures
+
+
+def exit_code(failures: dict[str, Any]) -> int:
+    if INTERRUPTED in failures.values():
+        return INTERRUPTED
+    return FINDING if failures else FINE
+
+
+def print_verdicts(project: "Project", chapters: Sequence[str], machine: "Machine") -> None:
+    from prefill_decode import results
+    from prefill_decode.book.pages import verdict_lines
+
+    records, _ = results.load_all(project.results)
+    print(f"\nverdicts on {machine.title}:")
+    print("\n".join(verdict_lines(chapters, records, machine.slug)))

@@ -1,0 +1,193 @@
+"""Parser: every verb with its options, and the types that options have."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from prefill_decode import __version__
+from prefill_decode.cli.comparing import compare, trust
+from prefill_decode.cli.measuring import book, doctor, list_claims, run, show_results
+from prefill_decode.cli.pricing import certify, model, show_hardware
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="prefill-decode", description="The book on LLM inference that measures itself."
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    verbs = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def verb(name: str, function: Any, *, device: bool = True) -> argparse.ArgumentParser:
+        added = verbs.add_parser(name, help=function.__doc__, description=function.__doc__)
+        added.set_defaults(verb=function)
+        if device:
+            added.add_argument(
+                "--device",
+                default="auto",
+                choices=["auto", "cpu", "cuda", "mps"],
+                help="what to measure on (default: the fastest there is)",
+            )
+        return added
+
+    def folders(added: argparse.ArgumentParser) -> None:
+        added.add_argument(
+            "--results", type=_folder, metavar="FOLDER", help="records (book/results)"
+        )
+        added.add_argument(
+            "--build", type=_folder, metavar="FOLDER", help="generated files (_build)"
+        )
+
+    def measuring(added: argparse.ArgumentParser) -> None:
+        folders(added)
+        added.add_argument(
+            "-p",
+            "--parameter",
+            action="append",
+            default=[],
+            metavar="NAME=VALUE",
+            help="set a parameter of the notebooks; may be repeated",
+        )
+        added.add_argument(
+            "--budget",
+            type=_positive_seconds,
+            metavar="SECONDS",
+            help="about how long each notebook measures, in six rounds at least (default: 35)",
+        )
+        added.add_argument(
+            "--timeout",
+            type=_positive_whole_seconds,
+            default=1800,
+            metavar="SECONDS",
+            help="longest that one cell may run (default: 1800)",
+        )
+        added.add_argument("--again", action="store_true", help="measure again what is up to date")
+
+    folders(verb("list", list_claims))
+    verb("doctor", doctor).add_argument("--json", action="store_true")
+    runs = verb("run", run)
+    runs.add_argument(
+        "claims", nargs="*", metavar="CLAIM", help="as `list` names them; all if none"
+    )
+    measuring(runs)
+    building = verb("book", book)
+    measuring(building)
+    building.add_argument("--repository-url", metavar="URL", help="links point there (for forks)")
+    showing = verb("results", show_results)
+    folders(showing)
+    showing.add_argument("--json", action="store_true")
+    showing.add_argument(
+        "--write-readme", action="store_true", help="refresh the README's table and figure"
+    )
+    showing.add_argument(
+        "--accept",
+        nargs="*",
+        metavar="CLAIM",
+        help="pin the last runs on this machine as the baseline, of these claims or of all",
+    )
+    studying = verb("trust", trust)
+    folders(studying)
+    _add_trust(studying)
+    _add_compare(verb("compare", compare))
+    _add_hardware(verb("hardware", show_hardware, device=False))
+    _add_certify(verb("certify", certify, device=False))
+    modelling = verb("model", model, device=False)
+    modelling.add_argument("model", metavar="CONFIG|NAME", help="a config.json, or a model's name")
+    modelling.add_argument("--dtype", help="of the weights (default: the config's, else bfloat16)")
+    modelling.add_argument(
+        "--context", type=int, metavar="TOKENS", help="also price attention over so many tokens"
+    )
+    modelling.add_argument("--json", action="store_true")
+    return parser
+
+
+def _add_trust(added: argparse.ArgumentParser) -> None:
+    added.add_argument(
+        "--sessions", type=int, default=16, metavar="N", help="of fresh processes each (16)"
+    )
+    added.add_argument(
+        "--budget",
+        type=_positive_seconds,
+        default=40.0,
+        metavar="SECONDS",
+        help="of a session, for each of three sorts of pairs (40)",
+    )
+    added.add_argument(
+        "--chapter-runs", type=int, default=8, metavar="N", help="fresh runs of one chapter (8)"
+    )
+    added.add_argument("--out", type=Path, metavar="FILE", help="(book/results/trust/MACHINE.json)")
+    added.add_argument("--again", action="store_true", help="measure again what is kept")
+
+
+def _add_compare(added: argparse.ArgumentParser) -> None:
+    where = "a folder of results, a record, a .jsonl file of runs, or a git revision"
+    added.add_argument("base", metavar="BASE", help=f"{where}; with --code a checkout or revision")
+    added.add_argument("current", metavar="CURRENT", help="likewise; . is this checkout")
+    added.add_argument(
+        "--tolerance", type=float, default=0.10, help="share by which it may get worse (0.10)"
+    )
+    added.add_argument(
+        "--code", action="store_true", help="measure both codes in turns, instead of records"
+    )
+    added.add_argument(
+        "--budget", type=_positive_seconds, metavar="SECONDS", help="of --code, in turns (40)"
+    )
+    added.add_argument(
+        "--remeasure",
+        type=_count,
+        default=2,
+        metavar="N",
+        help="measure what got worse so many times more before believing it (2)",
+    )
+    added.add_argument("--json", action="store_true")
+
+
+def _add_hardware(added: argparse.ArgumentParser) -> None:
+    added.add_argument("name", nargs="?", metavar="NAME", help="one accelerator; all if none")
+    added.add_argument("--dtype", default="bfloat16", help="of peak and ridge (bfloat16)")
+    added.add_argument("--json", action="store_true")
+
+
+def _add_certify(added: argparse.ArgumentParser) -> None:
+    added.add_argument("--model", required=True, help="a name, or a path to a config.json")
+    added.add_argument("--accelerator", required=True, help="as `hardware` names them")
+    added.add_argument("--devices", type=int, default=1, help="how many share the model (1)")
+    added.add_argument("--dtype", default="bfloat16", help="of weights and KV cache (bfloat16)")
+    added.add_argument("--batch", type=int, help="sequences in a step (1; of a rate, any)")
+    added.add_argument("--context", type=int, default=0, help="tokens cached before the step (0)")
+    added.add_argument("--prompt", type=int, help="with --ttft: its new tokens")
+    claim = added.add_mutually_exclusive_group(required=True)
+    claim.add_argument("--tpot", metavar="TIME", help="time per output token: 0.0042, 4.2ms, 300us")
+    claim.add_argument("--ttft", metavar="TIME", help="time to first token")
+    claim.add_argument("--tokens-per-s", type=float, help="output tokens of all sequences")
+    added.add_argument("--json", action="store_true")
+
+
+def _positive_seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a positive number of seconds; got {text!r}")
+    return value
+
+
+def _positive_whole_seconds(text: str) -> int:
+    return max(1, round(_positive_seconds(text)))
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 3:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 999; got {text!r}")
+    return int(text)
+
+
+def _folder(text: str) -> Path:
+    path = Path(text)
+    try:
+        is_something_else = path.exists() and not path.is_dir()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"must be a folder; {error.strerror}") from error
+    if is_something_else:
+        raise argparse.ArgumentTypeError(f"must be a folder, no such folder: {text!r} is a file")
+    return path
