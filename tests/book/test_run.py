@@ -13,8 +13,17 @@ import pytest
 
 from prefill_decode import results
 from prefill_decode.book import ChapterFailure, find_project, run_chapter
-from prefill_decode.book.run import measuring_alone
+from prefill_decode.book.run import measuring_alone, sources_of_the_library
 from prefill_decode.results import load
+
+
+def test_every_source_of_the_library_outdates_a_chapter(root):
+    package = root / "lib" / "prefill_decode"
+    files = {path for path in package.rglob("*") if path.is_file()}
+    sources = set(sources_of_the_library())
+    assert package / "kernels.cpp" in sources
+    left_out = {path for path in files - sources if "__pycache__" not in path.parts}
+    assert {path.relative_to(package).parts[0] for path in left_out} <= {"book", "py.typed"}
 
 
 def test_a_chapter_runs_once_and_again_when_something_it_depends_on_changes(make_project, machine):

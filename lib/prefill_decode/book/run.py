@@ -26,6 +26,7 @@ from prefill_decode.results import load
 
 KERNEL_NAME = "prefill-decode"
 CELL_TIMEOUT_S = 1800
+SOURCE_SUFFIXES = (".py", ".json", ".cpp")
 
 
 class ChapterFailure(Exception):
@@ -179,18 +180,22 @@ def private_kernel() -> Iterator[None]:
                     os.environ[key] = value
 
 
+def sources_of_the_library() -> list[Path]:
+    """Every file of the library that a chapter's numbers may depend on: all but the book's own."""
+    package = Path(__file__).parents[1]
+    return [
+        path
+        for path in sorted(package.rglob("*"))
+        if path.suffix in SOURCE_SUFFIXES and "book" not in path.parts[len(package.parts) :]
+    ]
+
+
 def _run_path(
     project: Project, chapter: str, parameters: Mapping[str, Any], machine: Machine
 ) -> Path:
-    package = Path(__file__).parents[1]
-    sources = [
-        path
-        for path in sorted(package.rglob("*"))
-        if path.suffix in (".py", ".json") and "book" not in path.parts[len(package.parts) :]
-    ]
     pins = project.root / "constraints.txt"
     digest = sha256(json.dumps([parameters, machine.as_dict()], sort_keys=True).encode())
-    for path in [project.notebook(chapter), pins, *sources]:
+    for path in [project.notebook(chapter), pins, *sources_of_the_library()]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return project.build / "runs" / f"{chapter}.{digest.hexdigest()[:12]}.ipynb"
 
