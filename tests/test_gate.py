@@ -8,7 +8,8 @@ from math import isnan, nan
 import pytest
 
 from prefill_decode.change import Quantity
-from prefill_decode.gate import Report, code_of, compare, confirm, digest_of_code
+from prefill_decode.gate import Report, code_of, compare, confirm
+from prefill_decode.paired import digest_of_code
 from prefill_decode.results import Run
 from prefill_decode.statistics import Interval
 

@@ -49,7 +49,7 @@ def _compare_code(options: argparse.Namespace) -> int:
         gate.code_of(options.base, checkout) as base,
         gate.code_of(options.current, checkout) as current,
     ):
-        if gate.digest_of_code(base) == gate.digest_of_code(current):
+        if paired.digest_of_code(base) == paired.digest_of_code(current):
             note = "The library is the same on both sides: nothing to measure."
             if options.json:
                 print_json({"failed": False, "note": note})

@@ -5,7 +5,7 @@
 
 from prefill_decode.gate.judging import compare, same_machine
 from prefill_decode.gate.report import Report, Row, VerdictRow, confirm
-from prefill_decode.gate.sources import Source, code_of, digest_of_code, read_sources
+from prefill_decode.gate.sources import Source, code_of, read_sources
 
 __all__ = [
     "Report",
@@ -15,7 +15,6 @@ __all__ = [
     "code_of",
     "compare",
     "confirm",
-    "digest_of_code",
     "read_sources",
     "same_machine",
 ]

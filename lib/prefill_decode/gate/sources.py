@@ -11,7 +11,6 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 
@@ -126,15 +125,6 @@ def code_of(text: str, checkout: Path | None) -> Iterator[Path]:
     else:
         with _unpacked(text, checkout, LIBRARY) as (folder, _):
             yield folder
-
-
-def digest_of_code(root: Path) -> str:
-    """Of everything that the library in this checkout consists of."""
-    digest = sha256()
-    for path in sorted((root / LIBRARY).rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from prefill_decode.paired.turns import (
     CodeComparison,
     StepComparison,
     compare_code,
+    digest_of_code,
 )
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "CodeComparison",
     "StepComparison",
     "compare_code",
+    "digest_of_code",
     "load_study",
     "run_study",
     "save_study",

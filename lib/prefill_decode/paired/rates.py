@@ -51,6 +51,7 @@ class Trial:
 TRIALS = (
     Trial("equal", 0.0, 0.10, 1),
     Trial("planted 10%", 0.10, 0.10, 1),
+    Trial("equal, judged at 5%", 0.0, 0.05, SESSIONS_FOR_5),
     Trial("planted 5%", 0.05, 0.05, SESSIONS_FOR_5),
 )
 

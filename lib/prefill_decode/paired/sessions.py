@@ -3,21 +3,22 @@
 A session starts two fresh processes of the same code and gathers three sorts of pairs in turns:
 both sides equal, and the current side slowed on purpose by 10 % and by 5 %. FOLDER/sessions.jsonl
 holds a line for each finished session, FOLDER/chapter_runs.jsonl one for each run of the chapter.
+Each line says when it was measured and on which code; lines of other code are not pooled.
 """
 
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any, Protocol
 
-from prefill_decode import __version__
 from prefill_decode.change import Quantity
 from prefill_decode.paired.pairs import SIDES, Kind, Pair
 from prefill_decode.paired.sides import Job
-from prefill_decode.paired.turns import Gathered, Say, gather_sessions
+from prefill_decode.paired.turns import Gathered, Say, digest_of_code, gather_sessions
 from prefill_decode.statistics import Interval
 
 SORTS = {"equal": 0.0, "planted 10%": 0.10, "planted 5%": 0.05}  # share planted on one side
@@ -29,6 +30,8 @@ class ChapterRun(Protocol):
 
     @property
     def claim(self) -> str: ...
+    @property
+    def date(self) -> str: ...
     @property
     def quantities(self) -> Mapping[str, Quantity]: ...
     @property
@@ -43,6 +46,8 @@ class Session:
     setting: Mapping[str, Any]  # what must be equal to pool sessions
     machine: Mapping[str, Any]
     pairs: tuple[Pair, ...]
+    date: str  # when its last pair was measured
+    commit: str | None
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,8 @@ class KeptRun:
 
     claim: str
     quantities: Mapping[str, Quantity]
+    date: str
+    code: str  # digest of the library that was measured
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,7 @@ class Plan:
     sessions: int
     budget_s: float  # of each sort of pairs in a session
     chapter_runs: int
+    commit: str | None = None
 
     @property
     def kinds(self) -> list[Kind]:
@@ -77,7 +85,8 @@ def gather_study(
     The chapter's runs are spread over the sessions, so that they see as much of the day."""
     sessions = read_sessions(plan.folder / SESSIONS_FILE)
     runs = read_chapter_runs(plan.folder / CHAPTER_FILE)
-    _check_resumable(sessions, plan)
+    code = digest_of_code(plan.root)
+    _check_resumable(sessions, runs, plan)
     plan.folder.mkdir(parents=True, exist_ok=True)
     for number in range(plan.sessions):
         if number >= len(sessions):
@@ -87,7 +96,7 @@ def gather_study(
         due = plan.chapter_runs * (number + 1) // plan.sessions
         while run_chapter_once and len(runs) < due:
             say(f"chapter run {len(runs) + 1} of {plan.chapter_runs}")
-            runs.append(_kept(run_chapter_once()))
+            runs.append(_kept(run_chapter_once(), code))
             _append(plan.folder / CHAPTER_FILE, _stored_run(runs[-1]))
     return sessions[: plan.sessions], runs[: plan.chapter_runs]
 
@@ -118,7 +127,7 @@ def _measure_session(plan: Plan, number: int, earlier: Sequence[Session], say: S
         "machine": found.machine["slug"],
         "model": f"{found.model['name']}, {found.model['dtype']}",
     }
-    session = Session(setting, found.machine, found.pairs)
+    session = Session(setting, found.machine, found.pairs, _now(), plan.commit)
     _check_alike([*earlier, session])
     return session
 
@@ -129,13 +138,18 @@ def _asked(plan: Plan) -> dict[str, Any]:
         "budget_s": plan.budget_s,
         "steps": {name: [list(chunk) for chunk in step] for name, step in plan.job.steps.items()},
         "sorts": dict(SORTS),
-        "library_version": __version__,
+        "code": digest_of_code(plan.root),
     }
 
 
-def _check_resumable(sessions: Sequence[Session], plan: Plan) -> None:
+def _check_resumable(sessions: Sequence[Session], runs: Sequence[KeptRun], plan: Plan) -> None:
     _check_alike(sessions)
     asked = _asked(plan)
+    if any(run.code != asked["code"] for run in runs):
+        raise ValueError(
+            f"the chapter runs in {plan.folder} are of another state of the library: begin afresh "
+            "with --again"
+        )
     for key in asked if sessions else ():
         if sessions[0].setting.get(key) != asked[key]:
             raise ValueError(
@@ -154,14 +168,18 @@ def _check_alike(sessions: Sequence[Session]) -> None:
             )
 
 
-def _kept(run: ChapterRun) -> KeptRun:
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _kept(run: ChapterRun, code: str) -> KeptRun:
     """Predictions and points; a control's number is a ruler, not a result."""
     judged = {
         name: quantity
         for name, quantity in run.quantities.items()
         if name in run.expected or name.startswith(("reached, ", "time, "))
     }
-    return KeptRun(run.claim, judged)
+    return KeptRun(run.claim, judged, run.date, code)
 
 
 def _append(path: Path, stored: Mapping[str, Any]) -> None:
@@ -193,7 +211,8 @@ def _stored_session(session: Session) -> dict[str, Any]:
         steps = pairs.setdefault(names[pair.kind.planted], {})
         times = [pair.base_s, pair.current_s, pair.disturbed]
         steps.setdefault(pair.kind.step, []).append(times)
-    return {"setting": session.setting, "machine": session.machine, "pairs": pairs}
+    facts = {"date": session.date, "commit": session.commit}
+    return {**facts, "setting": session.setting, "machine": session.machine, "pairs": pairs}
 
 
 def _session(stored: Any) -> Session:
@@ -207,7 +226,8 @@ def _session(stored: Any) -> Session:
     missing -= {pair.kind for pair in pairs}
     if missing:
         raise ValueError(f"no pairs of {', '.join(sorted(kind.step for kind in missing))}")
-    return Session(dict(stored["setting"]), dict(stored["machine"]), pairs)
+    setting, machine = dict(stored["setting"]), dict(stored["machine"])
+    return Session(setting, machine, pairs, str(stored["date"]), stored["commit"])
 
 
 def _pair(kind: Kind, base_s: float, current_s: float, disturbed: bool) -> Pair:
@@ -221,6 +241,8 @@ def _pair(kind: Kind, base_s: float, current_s: float, disturbed: bool) -> Pair:
 def _stored_run(run: KeptRun) -> dict[str, Any]:
     return {
         "claim": run.claim,
+        "date": run.date,
+        "code": run.code,
         "quantities": {name: _stored_quantity(q) for name, q in run.quantities.items()},
     }
 
@@ -234,7 +256,7 @@ def _stored_quantity(quantity: Quantity) -> dict[str, Any]:
 
 def _chapter_run(stored: Any) -> KeptRun:
     quantities = {name: _quantity(dict(held)) for name, held in stored["quantities"].items()}
-    return KeptRun(str(stored["claim"]), quantities)
+    return KeptRun(str(stored["claim"]), quantities, str(stored["date"]), str(stored["code"]))
 
 
 def _quantity(held: dict[str, Any]) -> Quantity:

@@ -11,7 +11,6 @@ Ignores: other machines and other days; slowdowns that are not a spinning host.
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from math import log
@@ -77,10 +76,10 @@ def run_study(
         for name in (SESSIONS_FILE, CHAPTER_FILE):
             (folder / name).unlink(missing_ok=True)
     job = Job(steps, model_name, device, seed)
-    plan = Plan(checkout(root), folder, job, sessions, budget_s, chapter_runs)
+    plan = Plan(checkout(root), folder, job, sessions, budget_s, chapter_runs, _commit(root))
     held, runs = gather_study(plan, run_chapter_once, say)
     say("evaluating ...")
-    return make_study(held, runs, budget_s, seed, _commit(root), resamples)
+    return make_study(held, runs, budget_s, seed, resamples)
 
 
 def make_study(
@@ -88,10 +87,12 @@ def make_study(
     runs: Sequence[KeptRun],
     budget_s: float,
     seed: int,
-    commit: str | None,
     resamples: int = RESAMPLES,
 ) -> Study:
-    """The document, from raw parts alone: the same parts and seed make the same numbers."""
+    """The document, from raw parts alone: the same parts and seed make the same document.
+
+    Its date and commit are those of the newest session."""
+    newest = max(sessions, key=lambda session: session.date)
     pairs = [session.pairs for session in sessions]
     steps = list(sessions[0].setting["steps"])
     study: Study = {
@@ -99,9 +100,9 @@ def make_study(
         "kind": "trust study",
         "machine": dict(sessions[0].machine),
         "model": sessions[0].setting["model"],
-        "commit": commit,
+        "commit": newest.commit,
         "library_version": __version__,
-        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "date": newest.date,
         "budget_s": budget_s,
         "tolerance": TOLERANCE,
         "sessions": len(sessions),

@@ -11,6 +11,7 @@ Ignores: what the guard steps do not run (schedulers, pages, checks); changes of
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from math import ceil, isfinite
 from pathlib import Path
 from statistics import median
@@ -211,6 +212,15 @@ def checkout(root: Path) -> Path:
     if not (root / "lib" / "prefill_decode" / "__init__.py").is_file():
         raise ValueError(f"a checkout holds lib/prefill_decode; {root} does not")
     return root.resolve()
+
+
+def digest_of_code(root: Path) -> str:
+    """Of everything that the library in this checkout consists of."""
+    digest = sha256()
+    for path in sorted((root / "lib" / "prefill_decode").rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def _check(**positive: float) -> None:
