@@ -24,6 +24,7 @@ SCHEMA_VERSION = 2
 RESERVED = ("history", "baseline", "trust")  # folders beside the claims'
 CLOCK_ERROR = timedelta(days=1)  # of the machine that wrote a date, or of this one
 DATE_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+REACHED, TIME = STEP_PREFIXES = ("reached, ", "time, ")  # before a step's name, of its quantities
 BROKEN_RULER = ": the ruler is broken"  # ends the reason of a void that no metric explains
 
 
@@ -99,7 +100,7 @@ def _fault_of_names(record: Mapping[str, Any]) -> Iterator[str]:
     steps = [point["step"] for point in record["points"]]
     if len(set(steps)) < len(steps):
         yield f"two points have the same step, among {steps}"
-    both = set(names) & {f"{kind}, {step}" for kind in ("reached", "time") for step in steps}
+    both = set(names) & {prefix + step for prefix in STEP_PREFIXES for step in steps}
     if both:
         yield f"a metric is called like a point's share or time: {min(both)}"
 
