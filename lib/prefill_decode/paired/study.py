@@ -36,12 +36,13 @@ from prefill_decode.paired.sessions import (
 )
 from prefill_decode.paired.sides import Job, Steps
 from prefill_decode.paired.turns import BUDGET_S, GUARD_STEPS, TOLERANCE, Say, checkout
-from prefill_decode.results import write_atomically
+from prefill_decode.results.files import check_values, parse, read_text, write_atomically
 
 SESSIONS = 16
 CHAPTER_RUNS = 8
 CHAPTER = "decode_is_bandwidth_bound"  # whose runs say how far records lie apart
 LARGEST_STUDY_BYTES = 1_000_000
+STUDY = "a study"
 IQR_OF_NORMAL = 1.349  # interquartile range of a normal distribution, in standard deviations
 
 Study = dict[str, Any]
@@ -125,16 +126,13 @@ def save_study(study: Study, path: Path) -> None:
 
 
 def load_study(path: Path) -> Study:
-    """A study from its file. ValueError says in one sentence why a file is not one."""
+    """A study from its file. ValueError says in one sentence why a file is not one, or how to make
+    one where there is none."""
     try:
-        if not path.is_file() or path.stat().st_size > LARGEST_STUDY_BYTES:
-            raise ValueError(
-                f"it is a file of at most {LARGEST_STUDY_BYTES} bytes; "
-                "make one with prefill-decode trust"
-            )
-        study: Study = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not a study: {error}") from error
+        text = read_text(path, LARGEST_STUDY_BYTES, STUDY)
+    except ValueError as error:
+        raise ValueError(f"{error}: prefill-decode trust makes one") from error
+    study: Study = parse(text, path, STUDY)
     _check(study, path)
     return study
 
@@ -171,6 +169,7 @@ def _logs(session: Sequence[Pair], kind: Kind) -> list[float]:
 
 
 def _check(study: Any, path: Path) -> None:
+    check_values(study, path, STUDY)
     error = next(_validator().iter_errors(study), None)
     if error is not None:
         where = "/".join(str(part) for part in error.absolute_path) or "the study"
@@ -182,10 +181,6 @@ def _check(study: Any, path: Path) -> None:
                 f"{path}: not a study: {name}: a share is count / of and lies in its interval; "
                 f"got {found}"
             )
-
-
-def _refuse(token: str) -> None:
-    raise ValueError(f"{token} is not a finite number")
 
 
 @cache

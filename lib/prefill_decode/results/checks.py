@@ -42,7 +42,7 @@ def check_record(record: Any, where: object) -> None:
 
 def check_run(line: Any, where: object) -> None:
     """ValueError, beginning with `where`, unless this is a run."""
-    check_values(line, where, "the run")
+    check_values(line, where, "a run")
     check_schema(line, where, "run.schema.json", "a run")
     fault = _first(_faults_of_run(line))
     if fault is not None:
