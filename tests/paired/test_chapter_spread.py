@@ -49,6 +49,7 @@ def test_quiet_runs_raise_no_alarm_and_a_wide_spread_some():
     quiet = chapter_spread(runs_with_spread(0.01), 0.10, 0)["rates"]
     assert quiet["equal records"]["count"] == 0
     assert quiet["equal records"]["of"] == quiet["planted 10% records"]["of"] == 8 * 35
+    assert quiet["equal records"]["low"] is quiet["planted 10% records"]["high"] is None
     wide = chapter_spread(runs_with_spread(0.4), 0.10, 0)["rates"]
     assert wide["equal records"]["count"] > 0
 

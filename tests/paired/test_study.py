@@ -102,7 +102,10 @@ def test_a_study_holds_the_numbers_of_its_raw_pairs(source, studied, tmp_path):
     assert noise["n_pairs"] == 23
     assert noise["pair_spread"] == pytest.approx(0.03, rel=0.3)
     assert study["rates"]["equal, fresh"]["of"] == 4
-    assert "equal, fresh: " in summary(study)
+    told = summary(study).splitlines()
+    assert f"equal, fresh: 0 of 4 (0.0%, 0.0% to {1 - 0.025 ** (1 / 4):.1%})" in told
+    resampled = study["rates"]["equal, resampled"]
+    assert f"equal, resampled: {resampled['count']} of 20 ({resampled['share']:.1%})" in told
 
 
 def test_a_study_that_was_interrupted_goes_on_and_comes_out_the_same(
@@ -231,6 +234,8 @@ def test_a_saved_study_loads_as_it_was_and_is_strict_json(source, studied, tmp_p
         ({"tolerance": "10 %"}, "tolerance"),
         ({"rates": {"x": {"count": 1, "of": 2, "share": 0.5, "low": 0.6, "high": 0.9}}}, "x: a sh"),
         ({"rates": {"x": {"count": 1, "of": 2, "share": 0.4, "low": 0.0, "high": 0.9}}}, "x: a sh"),
+        ({"rates": {"x": {"count": 1, "of": 2, "share": 0.5, "low": None, "high": 1}}}, "x: a sh"),
+        ({"rates": {"x": {"count": 1, "of": 2, "share": 0.4, "low": None, "high": None}}}, "x: a "),
         ({"rates": {"<b>": {"count": 1, "of": 2, "share": 0.5, "low": 0, "high": 1}}}, "rates"),
         ({"machine": {**MACHINE, "title": "a | b"}}, "machine/title"),
         ({"machine": {**MACHINE, "slug": "../x"}}, "machine/slug"),

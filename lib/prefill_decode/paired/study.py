@@ -139,10 +139,16 @@ def load_study(path: Path) -> Study:
 
 def summary(study: Study) -> str:
     """A line for each rate."""
-    return "\n".join(
-        f"{name}: {r['count']} of {r['of']} ({r['share']:.1%}, {r['low']:.1%} to {r['high']:.1%})"
-        for name, r in {**study["rates"], **study.get("chapter", {}).get("rates", {})}.items()
-    )
+    return "\n".join(f"{name}: {_told(found)}" for name, found in _rates(study).items())
+
+
+def _told(found: Mapping[str, Any]) -> str:
+    interval = "" if found["low"] is None else f", {found['low']:.1%} to {found['high']:.1%}"
+    return f"{found['count']} of {found['of']} ({found['share']:.1%}{interval})"
+
+
+def _rates(study: Study) -> dict[str, Any]:
+    return {**study["rates"], **study.get("chapter", {}).get("rates", {})}
 
 
 def _noise(sessions: Sequence[Sequence[Pair]], step: str) -> dict[str, float | None]:
@@ -174,13 +180,19 @@ def _check(study: Any, path: Path) -> None:
     if error is not None:
         where = "/".join(str(part) for part in error.absolute_path) or "the study"
         raise ValueError(f"{path}: not a study: {where}: {error.message[:200]}")
-    for name, found in {**study["rates"], **study.get("chapter", {}).get("rates", {})}.items():
-        share = found["count"] / found["of"]
-        if not found["low"] <= share <= found["high"] or abs(found["share"] - share) > 1e-9:
+    for name, found in _rates(study).items():
+        if not _is_rate(found):
             raise ValueError(
-                f"{path}: not a study: {name}: a share is count / of and lies in its interval; "
-                f"got {found}"
+                f"{path}: not a study: {name}: a share is count / of and lies in its interval, "
+                f"if it has one; got {found}"
             )
+
+
+def _is_rate(found: Mapping[str, Any]) -> bool:
+    low, high, share = found["low"], found["high"], found["count"] / found["of"]
+    if (low is None) != (high is None) or abs(found["share"] - share) > 1e-9:
+        return False
+    return low is None or bool(low <= share <= high)
 
 
 @cache
