@@ -19,6 +19,7 @@ def make_run(
     outcome="supported",
     run_id="0" * 16,
     setting=None,
+    host="f" * 16,
     **quantities,
 ):
     """A run that measured `BATCH`, and what `quantities` adds or replaces by name."""
@@ -33,7 +34,7 @@ def make_run(
         outcome=outcome,
         reason="a reason",
         failed_control=False,
-        machine={"slug": slug, "title": title},
+        machine={"slug": slug, "title": title, "host": host},
         setting=setting or {},
         quantities=measured,
         expected={name: told[name] for name in measured if name in told},

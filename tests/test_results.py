@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -392,6 +393,40 @@ CONTRADICTIONS = {
     "a limit below what is expected": ("metrics/0/physical_limit", 1.0, "more than its limit"),
     "no control": ("metrics/1/role", "prediction", "needs a prediction and a control"),
 }
+
+
+MACHINE = {  # as version 2 describes one, and its kind by hand from what decides its speed
+    **{"device": "cpu", "device_name": "A CPU", "cpu_name": "A CPU"},
+    **{"cpu_family_model_stepping": "6/106/6", "instruction_sets": ["avx2", "fma"]},
+    **{"cores": 2, "threads": 2, "last_level_cache_bytes": 32 * 2**20, "system": "Linux x86_64"},
+    "memory_bytes": 16 * 2**30,
+}
+DECISIVE = ("device", "device_name", "cpu_name", "cpu_family_model_stepping", "instruction_sets")
+DECISIVE += ("cores", "threads", "last_level_cache_bytes", "system")
+KIND = sha256(
+    b'["cpu", "A CPU", "A CPU", "6/106/6", ["avx2", "fma"], 2, 2, 33554432, "Linux x86_64", 16]'
+).hexdigest()[:16]
+
+
+def with_machine(record, **more):
+    named = {"kind": KIND, "slug": f"a-cpu-2-cores-{KIND[:4]}", "host": "a" * 16}
+    return {**record, "machine": {**record["machine"], **MACHINE, **named, **more}}
+
+
+def test_a_machines_kind_and_slug_follow_from_what_it_says_of_itself(record, tmp_path):
+    assert results.load(results.save(with_machine(record), tmp_path))
+    for lie in ({"kind": "0" * 16}, {"cores": 3}, {"instruction_sets": None, "host": None}):
+        with pytest.raises(ValueError, match=r"machine: its kind, .*; got"):
+            results.save(with_machine(record, **lie), tmp_path)
+    with pytest.raises(ValueError, match=f"slug ends in -{KIND[:4]}, .*; got a-cpu-2-cores-0000"):
+        results.save(with_machine(record, slug="a-cpu-2-cores-0000"), tmp_path)
+    nothing_new = dict.fromkeys(("host", "instruction_sets", "cpu_family_model_stepping"))
+    less = {**MACHINE, **nothing_new}
+    told = json.dumps([less[name] for name in DECISIVE] + [16])
+    old = {**nothing_new, "kind": sha256(told.encode()).hexdigest()[:16]}
+    assert results.save(with_machine(record, **old), tmp_path)  # its slug was made of less
+    with pytest.raises(ValueError, match="its kind"):
+        results.save(with_machine(record, **nothing_new), tmp_path)
 
 
 @pytest.mark.parametrize("kind", CONTRADICTIONS)

@@ -112,6 +112,19 @@ def test_only_what_overlaps_no_other_machine_is_surprising():
     assert surprises([make_run(), touching, runs[2]], MINE).startswith("Nothing surprising here")
 
 
+def test_machines_of_one_title_are_told_apart_by_their_marks():
+    far, near = ratio(6.0, 5.0, 7.0), ratio(2.5, 2.0, 3.0)
+    twins = [other(**{BATCH: near}), other(slug="there-9b9b", **{BATCH: far})]
+    for runs in ([make_run(), *twins], [make_run(), *twins[::-1]]):
+        assert "the nearest is There (2a0e) with 2.50" in surprises(runs, MINE)
+        assert "below every other machine" in surprises(runs, MINE)
+    among = make_run(**{BATCH: ratio(6.0, 5.5, 6.5)})
+    assert surprises([among, *twins], MINE).startswith("Nothing surprising here")
+    assert surprises([among, *twins[::-1]], MINE).startswith("Nothing surprising here")
+    whose = machines_section([make_run(), *twins], MINE)[0]
+    assert whose == "This machine: Here. Others: There (2a0e), There (9b9b).\n"
+
+
 def test_another_verdict_is_surprising_too():
     runs = [make_run(outcome="refuted"), other(), other("X", "x-1111", outcome="void")]
     assert surprises(runs, MINE) == (

@@ -22,7 +22,8 @@ def run_of(**medians):
         measured = Interval(median, median * exp(-0.04), median * exp(0.04), 20, 0.95)
         return Quantity(measured, "s" if name == "time" else "1", "lower")
 
-    return KeptRun("a_claim", {name: quantity(name, value) for name, value in medians.items()})
+    held = {name: quantity(name, value) for name, value in medians.items()}
+    return KeptRun("a_claim", held, "2026-12-01T00:00:00Z", "a digest")
 
 
 def runs_with_spread(spread, count=8, seed=0):
@@ -48,6 +49,7 @@ def test_quiet_runs_raise_no_alarm_and_a_wide_spread_some():
     quiet = chapter_spread(runs_with_spread(0.01), 0.10, 0)["rates"]
     assert quiet["equal records"]["count"] == 0
     assert quiet["equal records"]["of"] == quiet["planted 10% records"]["of"] == 8 * 35
+    assert quiet["equal records"]["low"] is quiet["planted 10% records"]["high"] is None
     wide = chapter_spread(runs_with_spread(0.4), 0.10, 0)["rates"]
     assert wide["equal records"]["count"] > 0
 

@@ -13,6 +13,7 @@ from prefill_decode.paired.rates import (
     RESAMPLES,
     all_rates,
     blocks_of,
+    dependent_rate,
     rate,
 )
 
@@ -56,10 +57,19 @@ def test_a_rates_interval_is_that_of_clopper_and_pearson(count, of):
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-9)
 
 
+@pytest.mark.parametrize("made", [rate, dependent_rate])
 @pytest.mark.parametrize(("count", "of"), [(0, 0), (3, 2), (-1, 4)])
-def test_a_rate_counts_some_of_at_least_one(count, of):
+def test_a_rate_counts_some_of_at_least_one(made, count, of):
     with pytest.raises(ValueError, match="count"):
-        rate(count, of)
+        made(count, of)
+
+
+def test_only_comparisons_that_share_nothing_have_an_interval(rates):
+    for name, found in rates.items():
+        ends = (found["low"], found["high"])
+        assert (ends == (None, None)) == ("resampled" in name)
+        assert found["share"] == found["count"] / found["of"]
+    assert vars(dependent_rate(1, 4)) == {**vars(rate(1, 4)), "low": None, "high": None}
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -103,6 +113,30 @@ def test_confirming_removes_alarms_and_adds_none(rates):
                 assert twice["of"] == once["of"]
                 assert twice["count"] <= once["count"]
     assert "planted 5%, resampled, confirmed" in rates
+
+
+def test_a_slowdown_of_one_step_is_counted_in_that_step_and_must_stand_there():
+    faster = [
+        [
+            replace(p, current_s=p.current_s / 1.1) if p.kind == Kind("decode x1", 0.10) else p
+            for p in session
+        ]
+        for session in sessions_of(16, 9)
+    ]
+    rates = all_rates(faster, list(STEPS), 0, 0)
+    for end in ("", ", confirmed"):
+        whole = rates[f"planted 10%, fresh{end}"]
+        slow, equal = (rates[f"planted 10%, fresh, {step}{end}"] for step in reversed(STEPS))
+        assert slow["of"] == equal["of"] == whole["of"] == 16
+        assert slow["share"] >= 14 / 16
+        assert equal["share"] <= 1 / 16
+        assert slow["count"] <= whole["count"] <= slow["count"] + equal["count"]
+
+
+def test_equal_code_is_judged_at_five_percent_as_well(rates):
+    once, five = rates["equal, judged at 5%, fresh"], rates["planted 5%, fresh"]
+    assert once["of"] == five["of"] == 4
+    assert once["count"] < five["count"]
 
 
 def test_an_alarm_that_no_other_session_shares_does_not_stand():

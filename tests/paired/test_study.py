@@ -18,6 +18,7 @@ from prefill_decode.paired.study import load_study, run_study, save_study, summa
 from prefill_decode.paired.turns import Gathered
 from prefill_decode.statistics import Interval
 
+DATE = "2026-12-01T00:00:00Z"
 STEPS = {"decode x1": [(1, 8, 1)], "prefill 64": [(64, 0, 1)]}
 MACHINE = {
     "slug": "test-cpu-2-cores-abcd",
@@ -61,7 +62,7 @@ class Chapter:
         value = 1.0 + 0.05 * self.runs
         quantity = Quantity(Interval(value, 0.9 * value, 1.1 * value, 9, 0.95), "1", "lower")
         names = ["a prediction", "a control", "reached, decode x1", "time, decode x1"]
-        run = KeptRun("a_claim", dict.fromkeys(names, quantity))
+        run = KeptRun("a_claim", dict.fromkeys(names, quantity), DATE, "not read")
         return type("Run", (), {**vars(run), "expected": {"a prediction": (1.0, 2.0)}})
 
 
@@ -101,7 +102,10 @@ def test_a_study_holds_the_numbers_of_its_raw_pairs(source, studied, tmp_path):
     assert noise["n_pairs"] == 23
     assert noise["pair_spread"] == pytest.approx(0.03, rel=0.3)
     assert study["rates"]["equal, fresh"]["of"] == 4
-    assert "equal, fresh: " in summary(study)
+    told = summary(study).splitlines()
+    assert f"equal, fresh: 0 of 4 (0.0%, 0.0% to {1 - 0.025 ** (1 / 4):.1%})" in told
+    resampled = study["rates"]["equal, resampled"]
+    assert f"equal, resampled: {resampled['count']} of 20 ({resampled['share']:.1%})" in told
 
 
 def test_a_study_that_was_interrupted_goes_on_and_comes_out_the_same(
@@ -155,7 +159,8 @@ def test_chapter_runs_are_spread_over_the_sessions_and_kept(source, studied, tmp
 
 def test_an_end_that_is_unknown_is_null_on_disk(source, studied, tmp_path):
     unknown = Quantity(Interval(1.0, nan, nan, 3), "1", "higher")
-    run = type("Run", (), {"claim": "c", "quantities": {"p": unknown}, "expected": {"p": ()}})
+    held = {"claim": "c", "date": DATE, "quantities": {"p": unknown}, "expected": {"p": ()}}
+    run = type("Run", (), held)
     studied(chapter_runs=1, run_chapter_once=lambda: run)
     path = tmp_path / "trust" / "chapter_runs.jsonl"
     assert json.loads(path.read_text())["quantities"]["p"]["low"] is None
@@ -229,6 +234,8 @@ def test_a_saved_study_loads_as_it_was_and_is_strict_json(source, studied, tmp_p
         ({"tolerance": "10 %"}, "tolerance"),
         ({"rates": {"x": {"count": 1, "of": 2, "share": 0.5, "low": 0.6, "high": 0.9}}}, "x: a sh"),
         ({"rates": {"x": {"count": 1, "of": 2, "share": 0.4, "low": 0.0, "high": 0.9}}}, "x: a sh"),
+        ({"rates": {"x": {"count": 1, "of": 2, "share": 0.5, "low": None, "high": 1}}}, "x: a sh"),
+        ({"rates": {"x": {"count": 1, "of": 2, "share": 0.4, "low": None, "high": None}}}, "x: a "),
         ({"rates": {"<b>": {"count": 1, "of": 2, "share": 0.5, "low": 0, "high": 1}}}, "rates"),
         ({"machine": {**MACHINE, "title": "a | b"}}, "machine/title"),
         ({"machine": {**MACHINE, "slug": "../x"}}, "machine/slug"),
@@ -247,16 +254,34 @@ def test_what_is_no_study_is_neither_saved_nor_loaded(source, studied, tmp_path,
         load_study(path)
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"a": NaN}', "[" * 100_000, "[]"])
-def test_a_file_that_is_no_study_is_refused_in_one_sentence(tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "the file is empty"),
+        ("{", "not a study: not valid JSON"),
+        ('{"a": NaN}', "NaN is not a finite number"),
+        ("[" * 100_000, "nested too deeply"),
+        ("[]", "not a study"),
+        ('{"a": 1, "a": 2}', "not a study: .*'a' appears twice"),
+        ('{"machine": {"title": "<b>"}}', "not a study: the study/machine/title: text is"),
+    ],
+)
+def test_a_file_that_is_no_study_is_refused_in_one_sentence(tmp_path, text, reason):
     path = tmp_path / "machine.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match="not a study"):
+    with pytest.raises(ValueError, match=reason) as caught:
         load_study(path)
+    assert str(caught.value).startswith(str(path))
+    assert "record" not in str(caught.value)
+
+
+def test_every_study_in_book_results_is_accepted_by_this_library(root):
+    for path in (root / "book" / "results" / "trust").glob("*"):
+        assert load_study(path)["machine"]["slug"] + ".json" == path.name
 
 
 def test_a_missing_study_says_how_to_make_one(tmp_path):
-    with pytest.raises(ValueError, match="make one with prefill-decode trust"):
+    with pytest.raises(ValueError, match="prefill-decode trust makes one"):
         load_study(tmp_path / "machine.json")
 
 
@@ -272,11 +297,11 @@ def test_the_commit_is_marked_when_the_library_differs_from_it(root, tmp_path, m
 def test_the_same_raw_parts_make_the_same_numbers(source, studied, tmp_path):
     studied()
     held = read_sessions(tmp_path / "trust" / "sessions.jsonl")
-    made = [studying.make_study(held, [], 2.0, 0, None, 20) for _ in range(2)]
+    made = [studying.make_study(held, [], 2.0, 0, 20) for _ in range(2)]
     assert {**made[0], "date": ""} == {**made[1], "date": ""}
     slower = [
         replace(s, pairs=tuple(replace(p, current_s=2 * p.current_s) for p in s.pairs))
         for s in held
     ]
-    rates = studying.make_study(slower, [], 2.0, 0, None, 20)["rates"]
+    rates = studying.make_study(slower, [], 2.0, 0, 20)["rates"]
     assert rates["equal, fresh"]["count"] == 4

@@ -155,6 +155,49 @@ def test_times_are_shown_in_their_unit():
     assert "ms" in "".join(part(history_figure(runs, TIME), "scale").itertext())
 
 
+def timed(*hosts):
+    """Runs one after another, each 10 ms slower than the one before."""
+    times = [
+        {TIME: Quantity(Interval(0.01 * i, 0.009 * i, 0.011 * i, 9), "s", "lower")}
+        for i in range(1, len(hosts) + 1)
+    ]
+    return [
+        make_run(date=f"2026-01-{i:02d}T00:00:00Z", run_id=f"{i:016x}", host=host, **time)
+        for i, (host, time) in enumerate(zip(hosts, times, strict=True), 1)
+    ]
+
+
+def test_times_of_other_hosts_are_neither_joined_nor_compared_and_their_number_is_said():
+    runs = timed("a" * 16, "b" * 16, "a" * 16, "b" * 16, "b" * 16)
+    figure = history_figure(runs, TIME)
+    assert len(heights(figure)) == 3
+    assert "now 50.0 [45.0, 55.0] ms, 67% above the median of 2 earlier runs" in figure.alt
+    assert "; 2 runs on other hosts left out. 3 runs from 2026-01-02" in figure.alt
+    assert len(heights(history_figure(runs, BATCH))) == 5  # a ratio travels
+    assert "left out" not in history_figure(runs, BATCH).alt
+
+
+def test_a_baseline_of_times_is_that_of_the_same_host():
+    runs = timed("a" * 16, "b" * 16, "b" * 16)
+    elsewhere = history_figure(runs, TIME, runs[:1])
+    assert part(elsewhere, "band") is None
+    assert "50% above the run before; 1 run on other hosts left out" in elsewhere.alt
+    assert "200% above the baseline" not in elsewhere.alt
+    here = history_figure(runs, TIME, runs[:2])
+    assert "50% above the baseline" in here.alt
+    assert "The baseline is 20.0" in here.alt
+    assert part(history_figure(runs, BATCH, runs[:1]), "band") is not None
+
+
+def test_an_unknown_host_is_no_other_runs_host():
+    runs = timed(None, None)
+    assert history_finding(runs, TIME).endswith(
+        "20.0 [18.0, 22.0] ms in one run; 1 run on other hosts left out"
+    )
+    with pytest.raises(ValueError, match="2 runs or more; got 1"):
+        history_figure(runs, TIME)
+
+
 def test_one_run_makes_no_figure():
     with pytest.raises(ValueError, match="2 runs or more; got 1"):
         history_figure(series(1.0), BATCH)

@@ -6,7 +6,7 @@ than it says. The page on trust shows by how much."""
 
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -35,14 +35,16 @@ from prefill_decode.plots.tables import (
     judgement_row,
     table,
 )
-from prefill_decode.results import Record, Run, interval_of, run_of
+from prefill_decode.results import STEP_PREFIXES, Record, Run, interval_of, run_of
 from prefill_decode.statistics import Interval
 from prefill_decode.units import format_significant
 
 TABLE_RUNS = 10
 LARGEST_PAGE_BYTES = 400_000  # of Markdown; tables and the theme's frame add up to 100 kB
 FEWER_RUNS = (MOST_RUNS, 30, 15, 8)
-STEP_QUANTITIES = {"reached": "Share of the possible, by step", "time": "Time, by step"}
+STEP_QUANTITIES = dict(
+    zip(STEP_PREFIXES, ("Share of the possible, by step", "Time, by step"), strict=True)
+)
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,10 @@ def surprises(runs: Sequence[Run], slug: str) -> str:
         return "This machine has no result for this claim to compare."
     if not others:
         return "No other machine has measured this claim yet, so nothing can be surprising here."
-    found = [_apart(mine, others, name) for name in mine.expected if name in mine.quantities]
+    titles = labels(ordered, slug)
+    found = [
+        _apart(mine, others, name, titles) for name in mine.expected if name in mine.quantities
+    ]
     sentences = [sentence for sentence in found if sentence]
     verdicts = {run.outcome for run in others}
     if mine.outcome not in verdicts:
@@ -185,8 +190,8 @@ def _histories(runs: Sequence[Run], pinned: Sequence[Run], most: int) -> list[st
     predicted = dict.fromkeys(name for run in reversed(runs) for name in run.expected)
     first = [_history(runs, name, pinned, most) for name in predicted if name in names]
     steps = {
-        words: [name for name in names if name.startswith(f"{kind}, ") and name not in predicted]
-        for kind, words in STEP_QUANTITIES.items()
+        words: [name for name in names if name.startswith(prefix) and name not in predicted]
+        for prefix, words in STEP_QUANTITIES.items()
     }
     folded = {name for group in steps.values() for name in group} | set(predicted)
     groups = {"Controls": [name for name in names if name not in folded]} | steps
@@ -236,8 +241,8 @@ def _shown(run: Run, name: str) -> str:
 
 def _whose(runs: Sequence[Run], slug: str, committed: set[tuple[str, str]] | None) -> str:
     """Which of the results were made here and which came with the book."""
-    names = [plain(str(run.machine["title"])) for run in runs if run.machine["slug"] != slug]
-    others = ", ".join(names)
+    titles = labels(runs, slug)
+    others = ", ".join(plain(title) for each, title in titles.items() if each != slug)
     mine = next((run for run in runs if run.machine["slug"] == slug), None)
     if mine is None:
         return f"The book's: {others}. This machine has not measured it."
@@ -247,18 +252,18 @@ def _whose(runs: Sequence[Run], slug: str, committed: set[tuple[str, str]] | Non
     return f"This machine: {title}." + (f" Others: {others}." if others else "")
 
 
-def _apart(mine: Run, others: Sequence[Run], name: str) -> str:
+def _apart(mine: Run, others: Sequence[Run], name: str, titles: Mapping[str, str]) -> str:
     """How this machine differs from all others in one prediction; empty if it does not."""
     measured = mine.quantities[name].measured
-    theirs = {
-        str(run.machine["title"]): run.quantities[name].measured
+    theirs = [
+        (titles[run.machine["slug"]], run.quantities[name].measured)
         for run in others
         if name in run.expected and name in run.quantities
-    }
-    nearest = stands_apart(measured, list(theirs.values()))
+    ]
+    nearest = stands_apart(measured, [each for _, each in theirs])
     if nearest is None:
         return ""
-    title = next(title for title, each in theirs.items() if each is nearest)
+    title = next(title for title, each in theirs if each is nearest)
     side = "above" if measured.low > nearest.high else "below"
     many = "every other machine; the nearest is" if len(theirs) > 1 else "the other machine,"
     return (

@@ -26,15 +26,14 @@ NO_STUDY = (
     "writes `book/results/trust`, and the next build shows it here."
 )
 NOT_MEASURED = "not measured"
-RATES = {
-    "equal, fresh": "equal code, fresh processes",
-    "equal, fresh, confirmed": "equal code, fresh processes, a suspicion measured again",
-    "equal, resampled": "equal code, pairs drawn again from those sessions",
-    "planted 10%, fresh": "10% slower, fresh processes",
-    "planted 10%, resampled": "10% slower, pairs drawn again",
-    "planted 5%, fresh": "5% slower, sessions pooled, judged at 5%",
-    "planted 5%, resampled": "5% slower, pooled, judged at 5%, pairs drawn again",
+SORTS = {
+    "equal": "equal code",
+    "planted 10%": "10% slower",
+    "equal, judged at 5%": "equal code, sessions pooled, judged at 5%",
+    "planted 5%": "5% slower, sessions pooled, judged at 5%",
 }
+DRAWN = {"fresh": "fresh processes", "resampled": "pairs drawn again from those sessions"}
+STEP_BY_STEP = "planted 10%"  # the sort whose steps are shown one by one
 RECORD_RATES = {
     "equal records": "equal code, records of several runs",
     "planted 10% records": "records with their medians made 10% worse",
@@ -96,7 +95,7 @@ def setting(study: Study) -> str:
 def rates_part(study: Study) -> str:
     """How often equal code was called slower, and how often slower code was caught."""
     rates = study.get("rates") or {}
-    text = rates_table({words: rates.get(name) for name, words in RATES.items()})
+    text = f"{rates_table(rates)}\n\n{steps_part(rates, list(study.get('noise') or {}))}"
     distributions = study.get("distributions") or {}
     if any(values for steps in distributions.values() for values in steps.values()):
         figure = sessions_figure(distributions, study["tolerance"])
@@ -105,34 +104,66 @@ def rates_part(study: Study) -> str:
 
 
 def rates_table(rates: Mapping[str, Any]) -> str:
-    """Comparisons, those called a regression, their share with its exact interval, the target."""
-    rows = []
-    for words, rate in rates.items():
-        found = rate or {}
-        counted = known(found.get("count")) and known(found.get("of"))
-        called = f"{found['count']} of {found['of']}" if counted else NOT_MEASURED
-        aim = target(found, wanted=not words.startswith("equal"))
-        rows.append((words, called, rate_shown(found), aim))
-    header = ("comparisons", "called a regression", f"share, {COVERAGE:.0%}", "target")
-    return table(header, rows)
+    """Each sort of comparison, fresh and drawn again: how many alarmed, how many stood."""
+    rows = [
+        (f"{words}, {how}", *_row(rates, f"{sort}, {drawn}", not sort.startswith("equal")))
+        for sort, words in SORTS.items()
+        for drawn, how in DRAWN.items()
+    ]
+    return table(("comparisons", "called slower at first", "and measured again", "target"), rows)
 
 
-def rate_shown(rate: Mapping[str, Any]) -> str:
+def steps_part(rates: Mapping[str, Any], steps: Sequence[str]) -> str:
+    """How often each step's slowdown was caught in that very step."""
+    rows = [(plain(step), *_row(rates, f"{STEP_BY_STEP}, fresh, {step}", True)) for step in steps]
+    sentence = (
+        f"A slowdown of one step alone must be caught in that step. Each by itself, "
+        f"{SORTS[STEP_BY_STEP]}, {DRAWN['fresh']}:"
+    )
+    header = ("step", "called slower at first", "and measured again", "target")
+    return f"{sentence}\n\n{table(header, rows)}"
+
+
+def _row(rates: Mapping[str, Any], name: str, wanted: bool) -> tuple[str, str, str]:
+    """At first, measured again, and the target of what is reported in the end."""
+    first, again = (_rate(rates, each) for each in (name, f"{name}, confirmed"))
+    in_the_end = again if known(again.get("share")) else first
+    return called(first), called(again), target(in_the_end, wanted)
+
+
+def _rate(rates: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A rate by its name; without an interval where it counts comparisons that share what they
+    compare, whatever a study says of it."""
+    found = rates.get(name) or {}
+    shared = "resampled" in name or name in RECORD_RATES
+    return {**found, "low": None, "high": None} if shared else found
+
+
+def called(rate: Mapping[str, Any]) -> str:
+    """A count, its share and, of independent comparisons, the exact interval of their chance."""
     if not known(rate.get("share")):
         return NOT_MEASURED
-    return f"{percent(rate['share'])} [{percent(rate.get('low'))}, {percent(rate.get('high'))}]"
+    text = f"{rate['count']} of {rate['of']}: {percent(rate['share'])}"
+    if not _independent(rate):
+        return text
+    return f"{text} [{percent(rate['low'])}, {percent(rate['high'])}]"
 
 
 def target(rate: Mapping[str, Any], wanted: bool) -> str:
-    """What was aimed at, and whether the share, or its whole interval, is there."""
+    """What was aimed at, and whether the share, or its whole interval, is there. Comparisons that
+    are not independent decide nothing."""
     aim, words = (LEAST_CAUGHT, "≥") if wanted else (MOST_FALSE_ALARMS, "≤")
     aimed = f"{words} {100 * aim:g}%"
-    share, end = rate.get("share"), rate.get("low" if wanted else "high")
-    if not known(share):
+    if not _independent(rate):
         return aimed
-    reached = [known(each) and (each >= aim if wanted else each <= aim) for each in (share, end)]
+    share, end = rate["share"], rate["low" if wanted else "high"]
+    reached = [each >= aim if wanted else each <= aim for each in (share, end)]
     verdict = "shown" if all(reached) else "met, not shown" if reached[0] else "missed"
     return f"{aimed}: {verdict}"
+
+
+def _independent(rate: Mapping[str, Any]) -> bool:
+    return all(known(rate.get(name)) for name in ("share", "low", "high"))
 
 
 def spread_part(study: Study) -> str:
@@ -166,7 +197,12 @@ def spread_part(study: Study) -> str:
 def records_part(study: Study) -> str:
     """What the screen on records did with equal records, and with worse ones."""
     rates = (study.get("chapter") or {}).get("rates") or {}
-    return rates_table({words: rates.get(name) for name, words in RECORD_RATES.items()})
+    found = {words: _rate(rates, name) for name, words in RECORD_RATES.items()}
+    rows = [
+        (words, called(rate), target(rate, wanted=not words.startswith("equal")))
+        for words, rate in found.items()
+    ]
+    return table(("comparisons", "called a regression", "target"), rows)
 
 
 def noise_part(study: Study) -> str:

@@ -2,7 +2,8 @@
 
 Holds the spread between runs beside the half-width of the runs' own intervals, and plays the gate
 on records: three runs as the base, another as the current one, in every choice or in 2000 of them.
-A slowdown of 10 % is planted by multiplying one quantity, not by slowing anything.
+A slowdown of 10 % is planted by multiplying one quantity, not by slowing anything. The choices
+share a few runs, so their rates have no interval.
 """
 
 import random
@@ -14,7 +15,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from prefill_decode.change import Quantity, judge_change
-from prefill_decode.paired.rates import rate
+from prefill_decode.paired.rates import dependent_rate
 from prefill_decode.paired.sessions import KeptRun
 
 BASE_RUNS = 3
@@ -108,8 +109,8 @@ def _rates(
         name = names[number % len(names)]
         caught += slower(name, made_worse(runs[current].quantities[name], PLANTED), base)
     return {
-        "equal records": asdict(rate(alarms, len(choices))),
-        "planted 10% records": asdict(rate(caught, len(choices))),
+        "equal records": asdict(dependent_rate(alarms, len(choices))),
+        "planted 10% records": asdict(dependent_rate(caught, len(choices))),
     }
 
 

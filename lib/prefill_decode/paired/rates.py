@@ -6,12 +6,15 @@ of consecutive pairs with replacement; on equal codes the sides are swapped at r
 the session's own luck and the draw's, so that they err more often than fresh ones would.
 Confirmed alarms stood again in other sessions with twice the budget, as `compare_code` asks.
 
-Ignores: that resampled comparisons share their sessions, and confirmed ones too: the interval of
-         their rate is narrower than new machines or other days would allow.
+Counts:  fresh comparisons as independent tries, with the exact interval of their chance. Resampled
+         ones share their sessions and have no interval: a binomial one would be too narrow, and
+         drawing the sessions anew, hundreds of times, would take ten minutes.
+Ignores: that fresh comparisons lend one another the sessions that confirm; other machines and
+         other days, which move a rate further than its interval says.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import Any
@@ -29,13 +32,14 @@ Pairs = Sequence[Pair]
 
 @dataclass(frozen=True)
 class Rate:
-    """`count` of `of` comparisons, and the exact interval of their chance."""
+    """`count` of `of` comparisons, and the exact interval of their chance; None where they are not
+    independent."""
 
     count: int
     of: int
     share: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,17 @@ TRIALS = (
 
 
 def rate(count: int, of: int) -> Rate:
-    """A share with its exact interval. ValueError unless 0 <= count <= of, of >= 1."""
+    """Of independent comparisons: a share with its exact interval. ValueError unless
+    0 <= count <= of and of >= 1."""
     if of < 1:
         raise ValueError(f"a rate counts some of at least one comparison; got {count} of {of}")
     found = share_interval(count, of)
     return Rate(count, of, found.share, found.low, found.high)
+
+
+def dependent_rate(count: int, of: int) -> Rate:
+    """Of comparisons that share what they compare: `rate` without its interval."""
+    return replace(rate(count, of), low=None, high=None)
 
 
 def all_rates(
@@ -70,7 +80,8 @@ def all_rates(
     """Every rate that so many sessions permit, by name.
 
     A comparison alarms when any step is said to be slower; the rates that name a step count that
-    step alone. Where no comparison can be made, the name is missing."""
+    step alone, as a slowdown of one step must be caught in that step. Where no comparison can be
+    made, the name is missing."""
     found: dict[str, Rate] = {}
     for trial in TRIALS:
         fresh = [_alarms(*both, trial, steps) for both in _fresh(sessions, trial)]
@@ -79,8 +90,8 @@ def all_rates(
             _alarms(*_resampled(sessions, trial, dice), trial, steps)
             for _ in range(resamples if len(sessions) >= trial.sessions else 0)
         ]
-        found |= _rates_of(f"{trial.name}, fresh", fresh, steps)
-        found |= _rates_of(f"{trial.name}, resampled", drawn, steps)
+        found |= _rates_of(f"{trial.name}, fresh", fresh, steps, rate)
+        found |= _rates_of(f"{trial.name}, resampled", drawn, steps, dependent_rate)
     return {name: asdict(value) for name, value in found.items()}
 
 
@@ -90,15 +101,19 @@ class _Alarms:
     confirmed: frozenset[str] | None  # of those, in the second measuring; None without one
 
 
-def _rates_of(name: str, found: Sequence[_Alarms], steps: Sequence[str]) -> dict[str, Rate]:
-    if not found:
-        return {}
-    rates = {name: rate(sum(bool(alarms.first) for alarms in found), len(found))}
-    for step in steps:
-        rates[f"{name}, {step}"] = rate(sum(step in a.first for a in found), len(found))
+def _rates_of(
+    name: str, found: Sequence[_Alarms], steps: Sequence[str], made: Callable[[int, int], Rate]
+) -> dict[str, Rate]:
+    """Of any step under `name`, of each under `name, STEP`; confirmed ones beside them."""
+    first = [alarms.first for alarms in found]
     confirmed = [alarms.confirmed for alarms in found if alarms.confirmed is not None]
-    if confirmed:
-        rates[f"{name}, confirmed"] = rate(sum(map(bool, confirmed)), len(confirmed))
+    rates = {}
+    for end, slower in (("", first), (", confirmed", confirmed)):
+        if slower:
+            rates[name + end] = made(sum(map(bool, slower)), len(slower))
+            for step in steps:
+                count = sum(step in alarms for alarms in slower)
+                rates[f"{name}, {step}{end}"] = made(count, len(slower))
     return rates
 
 

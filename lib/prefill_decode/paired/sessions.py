@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from math import isfinite, nan
+from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from prefill_decode.change import Quantity
 from prefill_decode.paired.pairs import SIDES, Kind, Pair
 from prefill_decode.paired.sides import Job
 from prefill_decode.paired.turns import Gathered, Say, digest_of_code, gather_sessions
-from prefill_decode.statistics import Interval
+from prefill_decode.results import DATE_FORMAT, STEP_PREFIXES, interval_of, stored_interval
 
 SORTS = {"equal": 0.0, "planted 10%": 0.10, "planted 5%": 0.05}  # share planted on one side
 SESSIONS_FILE, CHAPTER_FILE = "sessions.jsonl", "chapter_runs.jsonl"
@@ -169,7 +169,7 @@ def _check_alike(sessions: Sequence[Session]) -> None:
 
 
 def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.now(UTC).strftime(DATE_FORMAT)
 
 
 def _kept(run: ChapterRun, code: str) -> KeptRun:
@@ -177,7 +177,7 @@ def _kept(run: ChapterRun, code: str) -> KeptRun:
     judged = {
         name: quantity
         for name, quantity in run.quantities.items()
-        if name in run.expected or name.startswith(("reached, ", "time, "))
+        if name in run.expected or name.startswith(STEP_PREFIXES)
     }
     return KeptRun(run.claim, judged, run.date, code)
 
@@ -243,26 +243,20 @@ def _stored_run(run: KeptRun) -> dict[str, Any]:
         "claim": run.claim,
         "date": run.date,
         "code": run.code,
-        "quantities": {name: _stored_quantity(q) for name, q in run.quantities.items()},
+        "quantities": {
+            name: stored_interval(quantity.measured, quantity.unit, quantity.better)
+            for name, quantity in run.quantities.items()
+        },
     }
-
-
-def _stored_quantity(quantity: Quantity) -> dict[str, Any]:
-    interval = {
-        key: value if isfinite(value) else None for key, value in vars(quantity.measured).items()
-    }
-    return {**interval, "unit": quantity.unit, "better": quantity.better}
 
 
 def _chapter_run(stored: Any) -> KeptRun:
-    quantities = {name: _quantity(dict(held)) for name, held in stored["quantities"].items()}
+    quantities = {name: _quantity(held) for name, held in stored["quantities"].items()}
     return KeptRun(str(stored["claim"]), quantities, str(stored["date"]), str(stored["code"]))
 
 
-def _quantity(held: dict[str, Any]) -> Quantity:
-    unit, better = held.pop("unit"), held.pop("better")
-    values: dict[str, Any] = {key: nan if value is None else value for key, value in held.items()}
-    interval = Interval(**values)
+def _quantity(held: Mapping[str, Any]) -> Quantity:
+    interval = interval_of(held)
     if not isfinite(interval.median):
         raise ValueError(f"a run has a median; got {interval.median}")
-    return Quantity(interval, unit, better)
+    return Quantity(interval, held["unit"], held["better"])

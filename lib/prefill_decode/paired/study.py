@@ -36,12 +36,13 @@ from prefill_decode.paired.sessions import (
 )
 from prefill_decode.paired.sides import Job, Steps
 from prefill_decode.paired.turns import BUDGET_S, GUARD_STEPS, TOLERANCE, Say, checkout
-from prefill_decode.results import write_atomically
+from prefill_decode.results.files import check_values, parse, read_text, write_atomically
 
 SESSIONS = 16
 CHAPTER_RUNS = 8
 CHAPTER = "decode_is_bandwidth_bound"  # whose runs say how far records lie apart
 LARGEST_STUDY_BYTES = 1_000_000
+STUDY = "a study"
 IQR_OF_NORMAL = 1.349  # interquartile range of a normal distribution, in standard deviations
 
 Study = dict[str, Any]
@@ -125,26 +126,29 @@ def save_study(study: Study, path: Path) -> None:
 
 
 def load_study(path: Path) -> Study:
-    """A study from its file. ValueError says in one sentence why a file is not one."""
+    """A study from its file. ValueError says in one sentence why a file is not one, or how to make
+    one where there is none."""
     try:
-        if not path.is_file() or path.stat().st_size > LARGEST_STUDY_BYTES:
-            raise ValueError(
-                f"it is a file of at most {LARGEST_STUDY_BYTES} bytes; "
-                "make one with prefill-decode trust"
-            )
-        study: Study = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not a study: {error}") from error
+        text = read_text(path, LARGEST_STUDY_BYTES, STUDY)
+    except ValueError as error:
+        raise ValueError(f"{error}: prefill-decode trust makes one") from error
+    study: Study = parse(text, path, STUDY)
     _check(study, path)
     return study
 
 
 def summary(study: Study) -> str:
     """A line for each rate."""
-    return "\n".join(
-        f"{name}: {r['count']} of {r['of']} ({r['share']:.1%}, {r['low']:.1%} to {r['high']:.1%})"
-        for name, r in {**study["rates"], **study.get("chapter", {}).get("rates", {})}.items()
-    )
+    return "\n".join(f"{name}: {_told(found)}" for name, found in _rates(study).items())
+
+
+def _told(found: Mapping[str, Any]) -> str:
+    interval = "" if found["low"] is None else f", {found['low']:.1%} to {found['high']:.1%}"
+    return f"{found['count']} of {found['of']} ({found['share']:.1%}{interval})"
+
+
+def _rates(study: Study) -> dict[str, Any]:
+    return {**study["rates"], **study.get("chapter", {}).get("rates", {})}
 
 
 def _noise(sessions: Sequence[Sequence[Pair]], step: str) -> dict[str, float | None]:
@@ -171,21 +175,24 @@ def _logs(session: Sequence[Pair], kind: Kind) -> list[float]:
 
 
 def _check(study: Any, path: Path) -> None:
+    check_values(study, path, STUDY)
     error = next(_validator().iter_errors(study), None)
     if error is not None:
         where = "/".join(str(part) for part in error.absolute_path) or "the study"
         raise ValueError(f"{path}: not a study: {where}: {error.message[:200]}")
-    for name, found in {**study["rates"], **study.get("chapter", {}).get("rates", {})}.items():
-        share = found["count"] / found["of"]
-        if not found["low"] <= share <= found["high"] or abs(found["share"] - share) > 1e-9:
+    for name, found in _rates(study).items():
+        if not _is_rate(found):
             raise ValueError(
-                f"{path}: not a study: {name}: a share is count / of and lies in its interval; "
-                f"got {found}"
+                f"{path}: not a study: {name}: a share is count / of and lies in its interval, "
+                f"if it has one; got {found}"
             )
 
 
-def _refuse(token: str) -> None:
-    raise ValueError(f"{token} is not a finite number")
+def _is_rate(found: Mapping[str, Any]) -> bool:
+    low, high, share = found["low"], found["high"], found["count"] / found["of"]
+    if (low is None) != (high is None) or abs(found["share"] - share) > 1e-9:
+        return False
+    return low is None or bool(low <= share <= high)
 
 
 @cache

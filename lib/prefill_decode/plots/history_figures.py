@@ -3,7 +3,7 @@
 A page holds hundreds of them, so they are written here as a few paths each, about 2 kB for 60 runs,
 and not drawn by matplotlib, which takes ten times that. Points are medians with the interval of
 their run, the band is the baseline, the marks at the bottom are the verdicts; book.css holds their
-strokes."""
+strokes. Absolute times are those of the newest run's host alone: another host is another speed."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from statistics import median
 
 from prefill_decode.plots.svg import BLUE, Figure
 from prefill_decode.plots.tables import SIGNS, format_interval, format_interval_s
-from prefill_decode.results import Run
+from prefill_decode.results import Run, same_host
 from prefill_decode.statistics import Interval
 from prefill_decode.units import format_significant, seconds_unit
 
@@ -56,8 +56,22 @@ class Axis:
 
 
 def holding(runs: Sequence[Run], name: str) -> list[Run]:
-    """The runs that measured the quantity, oldest first."""
-    return sorted((run for run in runs if name in run.quantities), key=lambda run: run.date)
+    """The runs that measured the quantity, oldest first; of one that does not travel, those on
+    the newest run's host."""
+    held = sorted((run for run in runs if name in run.quantities), key=lambda run: run.date)
+    return [run for run in held if run is held[-1] or _comparable(run, held[-1], name)]
+
+
+def _comparable(run: Run, newest: Run, name: str) -> bool:
+    return newest.quantities[name].travels or same_host(run.machine, newest.machine)
+
+
+def comparable_baseline(
+    runs: Sequence[Run], name: str, pinned: Sequence[Run] = ()
+) -> Interval | None:
+    """The baseline that the newest run may be held against; None if there is none."""
+    newest = holding(runs, name)[-1]
+    return baseline_of([run for run in pinned if _comparable(run, newest, name)], name)
 
 
 def baseline_of(pinned: Sequence[Run], name: str) -> Interval | None:
@@ -72,11 +86,22 @@ def baseline_of(pinned: Sequence[Run], name: str) -> Interval | None:
 
 
 def history_finding(runs: Sequence[Run], name: str, pinned: Sequence[Run] = ()) -> str:
-    """Where the newest run lies, against the baseline or else against the runs before it."""
+    """Where the newest run lies, against the baseline or else against the runs before it, and how
+    many runs are left out because another host timed them."""
+    left_out = sum(name in run.quantities for run in runs) - len(holding(runs, name))
+    finding = _finding(runs, name, pinned)
+    return f"{finding}; {_runs(left_out)} on other hosts left out" if left_out else finding
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
+
+
+def _finding(runs: Sequence[Run], name: str, pinned: Sequence[Run]) -> str:
     mine = holding(runs, name)
     *before, last = [run.quantities[name].measured for run in mine]
     shown = shown_value(last, mine[-1].quantities[name].unit)
-    baseline = baseline_of(pinned, name)
+    baseline = comparable_baseline(runs, name, pinned)
     if baseline is not None:
         return f"{name}: now {shown}, {_against(last.median, baseline.median)} the baseline"
     if not before:
@@ -93,7 +118,7 @@ def history_figure(
     mine = holding(runs, name)[-most:]
     if len(mine) < LEAST_RUNS:
         raise ValueError(f"a history needs {LEAST_RUNS} runs or more; got {len(mine)} of {name!r}")
-    baseline = baseline_of(pinned, name)
+    baseline = comparable_baseline(runs, name, pinned)
     measured = [run.quantities[name].measured for run in mine]
     axis = _axis(measured, baseline)
     unit = mine[-1].quantities[name].unit

@@ -4,9 +4,9 @@ CLAIM/MACHINE.json is a record, a claim's newest result on a kind of machine; hi
 MACHINE.jsonl holds every run in short, baseline/CLAIM/MACHINE.jsonl the pinned ones.
 """
 
-from prefill_decode.results.checks import interval_of
+from prefill_decode.results.checks import DATE_FORMAT, STEP_PREFIXES, interval_of
 from prefill_decode.results.files import LARGEST_FILE_BYTES, write_atomically
-from prefill_decode.results.record import Record, load, load_all, make_record
+from prefill_decode.results.record import Record, load, load_all, make_record, stored_interval
 from prefill_decode.results.runs import (
     Run,
     accept,
@@ -21,7 +21,9 @@ from prefill_decode.results.runs import (
 from prefill_decode.results.store import default_folder, find_checkout, save
 
 __all__ = [
+    "DATE_FORMAT",
     "LARGEST_FILE_BYTES",
+    "STEP_PREFIXES",
     "Record",
     "Run",
     "accept",
@@ -39,5 +41,6 @@ __all__ = [
     "same_host",
     "same_kind",
     "save",
+    "stored_interval",
     "write_atomically",
 ]

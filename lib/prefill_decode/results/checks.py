@@ -1,7 +1,8 @@
 """Checks: whether a record or a run is one, by its schema and by what must agree inside it.
 
 Checked beyond the schema: intervals in order, as many times as rounds, chunks that add up,
-outcomes that follow from the stored numbers, real dates. Not checked: whether the numbers were
+outcomes that follow from the stored numbers, a kind that follows from the machine, real dates. Not
+checked: whether the numbers were
 measured at all; a reader of a contributed record judges that.
 """
 
@@ -17,6 +18,7 @@ from jsonschema import Draft202012Validator, ValidationError
 from jsonschema.validators import extend
 
 from prefill_decode.claim import Claim, Prediction
+from prefill_decode.measure.machine import kind_of
 from prefill_decode.results.files import check_values
 from prefill_decode.statistics import Interval
 
@@ -24,6 +26,8 @@ SCHEMA_VERSION = 2
 RESERVED = ("history", "baseline", "trust")  # folders beside the claims'
 CLOCK_ERROR = timedelta(days=1)  # of the machine that wrote a date, or of this one
 DATE_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+REACHED, TIME = STEP_PREFIXES = ("reached, ", "time, ")  # before a step's name, of its quantities
+NEW_OF_A_MACHINE = ("host", "instruction_sets", "cpu_family_model_stepping")  # in version 2
 BROKEN_RULER = ": the ruler is broken"  # ends the reason of a void that no metric explains
 
 
@@ -38,7 +42,7 @@ def check_record(record: Any, where: object) -> None:
 
 def check_run(line: Any, where: object) -> None:
     """ValueError, beginning with `where`, unless this is a run."""
-    check_values(line, where, "the run")
+    check_values(line, where, "a run")
     check_schema(line, where, "run.schema.json", "a run")
     fault = _first(_faults_of_run(line))
     if fault is not None:
@@ -83,6 +87,7 @@ def _faults(record: Mapping[str, Any]) -> Iterator[str]:
     if record["claim"] in RESERVED:
         yield f"no claim is called {', '.join(RESERVED)}; got {record['claim']!r}"
     yield from _fault_of_date(record["date"])
+    yield from _fault_of_machine(record["machine"])
     yield from _fault_of_rounds(record["timings"])
     for metric in record["metrics"]:
         yield from _fault_of_interval(metric["measured"], metric["name"])
@@ -99,7 +104,7 @@ def _fault_of_names(record: Mapping[str, Any]) -> Iterator[str]:
     steps = [point["step"] for point in record["points"]]
     if len(set(steps)) < len(steps):
         yield f"two points have the same step, among {steps}"
-    both = set(names) & {f"{kind}, {step}" for kind in ("reached", "time") for step in steps}
+    both = set(names) & {prefix + step for prefix in STEP_PREFIXES for step in steps}
     if both:
         yield f"a metric is called like a point's share or time: {min(both)}"
 
@@ -113,6 +118,15 @@ def _fault_of_date(text: str) -> Iterator[str]:
     now = datetime.now(UTC)
     if date - now > CLOCK_ERROR:
         yield f"date: {text} lies in the future; this machine's clock says {now:{DATE_FORMAT}}"
+
+
+def _fault_of_machine(machine: Mapping[str, Any]) -> Iterator[str]:
+    kind, slug = kind_of(machine), machine["slug"]
+    if machine["kind"] != kind:
+        yield f"machine: its kind, by what it says of itself, is {kind}; got {machine['kind']}"
+    upgraded = all(machine[name] is None for name in NEW_OF_A_MACHINE)  # another mark made its slug
+    if not upgraded and not slug.endswith(f"-{kind[:4]}"):
+        yield f"machine: its slug ends in -{kind[:4]}, the mark of its kind; got {slug}"
 
 
 def _fault_of_rounds(timings: Mapping[str, Any]) -> Iterator[str]:

@@ -26,31 +26,33 @@ SMALLEST_NUMBER, LARGEST_NUMBER = 1e-30, 1e30
 LITTER_AGE_S = 3600.0  # no writer takes so long
 
 
-def read_text(path: Path, most_bytes: int | None = LARGEST_FILE_BYTES) -> str:
+def read_text(
+    path: Path, most_bytes: int | None = LARGEST_FILE_BYTES, what: str = "a record"
+) -> str:
     """A text file's content. ValueError for anything but readable UTF-8 of at most `most_bytes`."""
     try:
         if not path.is_file():  # a pipe would wait for its writer
-            raise ValueError(f"{path}: a record is a regular file; this is none")
+            raise ValueError(f"{path}: {what} is a regular file; this is none")
         size = path.stat().st_size
         if most_bytes is not None and size > most_bytes:
-            raise ValueError(f"{path}: a record has at most {most_bytes} bytes; got {size}")
+            raise ValueError(f"{path}: {what} has at most {most_bytes} bytes; got {size}")
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: a record is readable UTF-8 text; {error}") from error
+        raise ValueError(f"{path}: {what} is readable UTF-8 text; {error}") from error
     if not text.strip():
-        raise ValueError(f"{path}: the file is empty; restore it or run the notebook again")
+        raise ValueError(f"{path}: the file is empty; restore it or make {what} anew")
     return text
 
 
-def parse(text: str, where: object) -> Any:
+def parse(text: str, where: object, what: str = "a record") -> Any:
     """The value of a strict JSON text. `where` begins the sentence of a ValueError."""
     try:
         value = json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique)
     except RecursionError as error:
-        raise ValueError(f"{where}: not a record: nested too deeply") from error
+        raise ValueError(f"{where}: not {what}: nested too deeply") from error
     except ValueError as error:
-        raise ValueError(f"{where}: not valid JSON: {str(error)[:200]}") from error
-    check_values(value, where)
+        raise ValueError(f"{where}: not {what}: not valid JSON: {str(error)[:200]}") from error
+    check_values(value, where, what)
     return value
 
 
@@ -66,45 +68,50 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def check_values(value: Any, where: object, inside: str = "the record", depth: int = 0) -> None:
+def check_values(value: Any, where: object, what: str = "a record") -> None:
     """Nothing that JSON cannot hold, no number beyond all measure, no text that could be markup.
 
     Pages and tables show these values.
     """
+    try:
+        _check_inside(value, what.replace("a ", "the ", 1), 0)
+    except ValueError as error:
+        raise ValueError(f"{where}: not {what}: {error}") from error
+
+
+def _check_inside(value: Any, inside: str, depth: int) -> None:
     inside = inside[:200]
     if isinstance(value, Mapping | list | tuple):
         if depth == DEEPEST:
-            raise ValueError(f"{where}: not a record: nested too deeply: {inside}")
+            raise ValueError(f"nested too deeply: {inside}")
         for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
             if isinstance(value, Mapping):
-                _check_key(key, where, inside)
-            check_values(inner, where, f"{inside}/{key}", depth + 1)
+                _check_key(key, inside)
+            _check_inside(inner, f"{inside}/{key}", depth + 1)
     elif isinstance(value, str):
-        _check_text(value, where, inside)
+        _check_text(value, inside)
     elif isinstance(value, float | int) and not isinstance(value, bool):
         if value != 0 and not SMALLEST_NUMBER <= abs(value) <= LARGEST_NUMBER:
             raise ValueError(
-                f"{where}: not a record: {inside}: numbers lie between {SMALLEST_NUMBER} and "
-                f"{LARGEST_NUMBER}; got {_shown(value)}"
+                f"{inside}: numbers lie between {SMALLEST_NUMBER} and {LARGEST_NUMBER}; "
+                f"got {_shown(value)}"
             )
     elif value is not None and not isinstance(value, bool):
-        raise ValueError(
-            f"{where}: not a record: {inside}: JSON holds no {type(value).__name__}; "
-            f"got {repr(value)[:60]}"
-        )
+        held = f"JSON holds no {type(value).__name__}; got {repr(value)[:60]}"
+        raise ValueError(f"{inside}: {held}")
 
 
-def _check_key(key: Any, where: object, inside: str) -> None:
+def _check_key(key: Any, inside: str) -> None:
     if not isinstance(key, str):
-        raise ValueError(f"{where}: not a record: {inside}: keys are text; got {repr(key)[:60]}")
-    _check_text(key, where, f"{inside}: a key")
+        raise ValueError(f"{inside}: keys are text; got {repr(key)[:60]}")
+    _check_text(key, f"{inside}: a key")
 
 
-def _check_text(text: str, where: object, inside: str) -> None:
+def _check_text(text: str, inside: str) -> None:
     if len(text) > LONGEST_TEXT or any(c in "<>|`\\" or not c.isprintable() for c in text):
         raise ValueError(
-            f"{where}: not a record: {inside}: text is printable, has up to {LONGEST_TEXT} "
-            f"characters and is without < > | ` and backslash; got {text[:60]!r}"
+            f"{inside}: text is printable, has up to {LONGEST_TEXT} characters and is without "
+            f"< > | ` and backslash; got {text[:60]!r}"
         )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prefill_decode.change import Quantity
-from prefill_decode.results.checks import check_run, interval_of
+from prefill_decode.results.checks import REACHED, TIME, check_run, interval_of
 from prefill_decode.results.files import (
     canonical,
     only_writer,
@@ -234,8 +234,8 @@ def _measured(record: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for metric in record["metrics"]:
         yield metric["name"], metric["measured"]
     for point in record["points"]:
-        yield f"reached, {point['step']}", point["reached"]
-        yield f"time, {point['step']}", point["time_s"]
+        yield REACHED + point["step"], point["reached"]
+        yield TIME + point["step"], point["time_s"]
 
 
 def _quantity(stored: Mapping[str, Any]) -> Quantity:
