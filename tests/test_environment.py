@@ -100,7 +100,7 @@ def steps_of(workflow, job):
 
 
 @pytest.mark.parametrize(("workflow", "job"), [("tests.yml", "gate"), ("weekly.yml", "rebuild")])
-def test_downloads_are_cached_and_failed_notebooks_uploaded_even_when_a_chapter_fails(workflow, job):
+def test_downloads_are_cached_and_failures_uploaded_even_when_a_chapter_fails(workflow, job):
     steps = steps_of(workflow, job)
     used = [step.get("uses", "").partition("@")[0] for step in steps]
     book = next(i for i, step in enumerate(steps) if step.get("id") == "book")
