@@ -1,14 +1,16 @@
 """`compare` and `results --accept` as a user types them: sources, exit codes, measuring again."""
 
 import json
+import os
 import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
-from prefill_decode import cli, measure, results
-from prefill_decode.book import remeasure
-from prefill_decode.book.run import ChapterFailure
+from prefill_decode import cli, measure, paired, results
+from prefill_decode.book import find_project, remeasure
+from prefill_decode.book.run import ChapterFailure, measuring_alone
 from prefill_decode.cli.parser import make_parser
 from prefill_decode.cli.shared import project_of
 from prefill_decode.results import read_runs, run_of, save
@@ -61,6 +63,10 @@ def compared(capsys, *words):
     return code, captured.out, captured.err
 
 
+def first_prediction(out):
+    return next(row for row in json.loads(out)["rows"] if row["name"] == "batch 8 / batch 1")
+
+
 def git(folder, *words):
     identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
     subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
@@ -81,8 +87,7 @@ def test_json_is_the_same_report(make, folders, capsys):
     code, out, _ = compared(capsys, base, current, "--json", "--remeasure", "0")
     document = json.loads(out)
     assert (code, document["failed"], document["tolerance"]) == (1, True, 0.1)
-    row = document["rows"][0]
-    assert row["name"] == "batch 8 / batch 1"
+    row = first_prediction(out)
     assert len(row["base"]) == 5  # the history counts, not the newest record alone
     assert row["change"]["answer"] == "regression"
 
@@ -138,8 +143,12 @@ def test_one_unusable_file_hides_no_other_and_makes_the_exit_code_2(make, folder
     assert code == 2
     assert "torn.json" in err
     assert "empty.json" in err
-    assert out.startswith("**The gate passes:**")
+    assert out.startswith(
+        "**The gate fails:** 2 files could not be used, so that the result cannot"
+    )
     assert "torn.json" in out
+    code, out, _ = compared(capsys, base, current, "--json")
+    assert (code, json.loads(out)["failed"]) == (2, True)
 
 
 @pytest.mark.parametrize("direction", [None, "sideways"])
@@ -159,6 +168,10 @@ def test_h13_i_a_file_whose_direction_is_unknown_is_refused(direction, make, fol
     [
         (["base", "base"], "never compared with itself"),
         (["base", "base/../base"], "never compared with itself"),
+        ([".", "."], "never compared with itself"),
+        (["", "good"], "BASE is a folder, a file or a revision; got an empty text"),
+        (["base", " "], "CURRENT is a folder, a file or a revision; got an empty text"),
+        (["--code", "", "good"], "got an empty text"),
         (["base", "copy"], "never compared with itself"),
         (["base", "current"], "'current' holds no usable one"),
         (["current", "base"], "'current' holds no usable one"),
@@ -229,6 +242,114 @@ def test_a_revision_is_a_source_and_so_is_the_working_tree(make, checkout, capsy
     git(checkout, "commit", "-qm", "slower")
     code, out, _ = compared(capsys, "HEAD~1", "HEAD", "--remeasure", "0")
     assert code == 1
+
+
+def slug_of(make):
+    return make(0)["machine"]["slug"]
+
+
+def against(out):
+    return {row["against"] for row in json.loads(out)["rows"]}
+
+
+def test_a_baseline_that_moved_with_the_change_turns_the_gate_green(make, checkout, capsys):
+    here = checkout / "book" / "results"
+    results.accept(here, [CLAIM], slug_of(make))
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-qm", "baseline")
+    (checkout / "measured").mkdir()
+    save(make(9, 2.0), checkout / "measured")
+    for current in (".", "measured"):
+        save(make(9, 2.0), here)
+        code, out, _ = compared(capsys, "main", current, "--remeasure", "0", "--json")
+        assert (code, against(out)) == (1, {"last", "pinned"})
+    for seed in range(10, 13):
+        save(make(seed, 2.0) | {"commit": "0123456789ab"}, here)
+    results.accept(here, [CLAIM], slug_of(make))
+    for current in (".", "measured"):
+        code, out, _ = compared(capsys, "main", current, "--remeasure", "0", "--json")
+        assert (code, against(out)) == (0, {"pinned"})
+        assert json.loads(out)["notes"][0].startswith(f"baseline moved: {CLAIM} on ")
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-qm", "the change is meant")
+    code, out, _ = compared(capsys, "HEAD~1", "HEAD", "--remeasure", "0", "--json")
+    assert (code, against(out)) == (0, {"pinned"})
+    save(make(20, 2.0), checkout / "measured")
+    code, out, _ = compared(capsys, "HEAD", "measured", "--remeasure", "0", "--json")
+    assert (code, against(out)) == (0, {"last", "pinned"})
+
+
+def test_a_record_alone_goes_with_its_own_claims_baseline(make, checkout, capsys):
+    here = checkout / "book" / "results"
+    save(make(3, claim="another_claim"), here)
+    results.accept(here, [CLAIM, "another_claim"], slug_of(make))
+    record = save(make(9), checkout / "measured")
+    code, out, _ = compared(capsys, "main", record, "--remeasure", "0", "--json")
+    assert (code, against(out)) == (0, {"pinned"})
+    assert "another_claim" not in out
+
+
+def test_a_base_that_keeps_no_baselines_moves_none(make, checkout, capsys):
+    """A folder of records is not a state in which a baseline was absent."""
+    here = checkout / "book" / "results"
+    for seed in range(5):
+        save(make(seed), checkout.parent / "older")
+    save(make(9, 2.0), here)
+    results.accept(here, [CLAIM], slug_of(make))
+    code, out, _ = compared(capsys, "../older", ".", "--remeasure", "0", "--json")
+    assert (code, "last" in against(out)) == (1, True)
+
+
+def test_a_torn_baseline_around_fresh_records_fails(make, checkout, capsys):
+    here = checkout / "book" / "results"
+    results.accept(here, [CLAIM], slug_of(make))
+    next(here.glob("baseline/*/*.jsonl")).write_text("{")
+    save(make(9), checkout / "measured")
+    code, out, _ = compared(capsys, "main", "measured", "--remeasure", "0")
+    assert code == 2
+    assert out.startswith("**The gate fails:** 1 file could not be used")
+
+
+def test_a_reader_that_has_seen_enough_does_not_change_the_exit_code(make, folders, root):
+    base, current = folders
+    save(make(9, 2.0), current)
+    for words in ([], ["--json"]):
+        command = [sys.executable, "-m", "prefill_decode.cli", "compare", str(base), str(current)]
+        child = subprocess.Popen(
+            [*command, "--remeasure", "0", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": str(root / "lib")},
+        )
+        child.stdout.close()  # as head does, only sooner
+        assert child.stderr.read() == b""
+        child.stderr.close()
+        assert child.wait(timeout=60) == 1
+
+
+def test_the_same_code_twice_is_refused(root, capsys, monkeypatch):
+    monkeypatch.chdir(root)
+    for words in ([".", "."], [str(root), "."]):
+        code, out, err = compared(capsys, "--code", *words)
+        assert (code, out) == (2, "")
+        assert "code is never compared with itself" in err
+
+
+def test_codes_are_compared_under_the_lock_that_chapters_are_measured_under(
+    checkout, capsys, monkeypatch
+):
+    for name in ("one", "two"):
+        package = checkout / name / "lib" / "prefill_decode"
+        package.mkdir(parents=True)
+        (package / "a.py").write_text(name)
+    timed = []
+    monkeypatch.setattr(paired, "compare_code", lambda *given, **named: timed.append(given))
+    project = find_project(checkout)
+    project.prepare()
+    with measuring_alone(project):
+        code, out, err = compared(capsys, "--code", "one", "two")
+    assert (code, out, timed) == (2, "", [])
+    assert "another run is measuring" in err
 
 
 @pytest.mark.parametrize(
@@ -304,7 +425,7 @@ def test_what_stands_when_measured_again_fails_the_gate(make, checkout, measured
     calls = measured_again([2.0, 2.0, 2.0])
     code, out, _ = compared(capsys, "main", ".", "--remeasure", "3", "--json")
     assert (code, len(calls)) == (1, 3)
-    row = json.loads(out)["rows"][0]
+    row = first_prediction(out)
     assert (row["again"], len(row["current"])) == ("stands", 4)
 
 
@@ -323,6 +444,11 @@ def test_the_first_judgement_counts_where_measuring_again_is_not_possible(
     code, out, _ = compared(capsys, "main", ".")
     assert code == 1
     assert "made by other code (commit unknown)" in out
+
+    save_current(make, checkout, commit=f"{head(checkout)}+changes")
+    code, out, _ = compared(capsys, "main", ".")
+    assert code == 1
+    assert "made by code that no commit holds" in out
 
     save_current(make, checkout)
     (checkout / "lib" / "code.py").write_text("2")
@@ -361,12 +487,12 @@ def test_an_interrupted_remeasuring_ends_the_command(make, checkout, monkeypatch
     assert compared(capsys, "main", ".")[0] == 130
 
 
-def test_a_run_with_changes_is_this_codes_while_the_checkout_has_some(checkout):
+def test_a_run_is_this_codes_while_nothing_changed_and_never_if_it_had_changes(checkout):
     commit = head(checkout)
     assert remeasure.made_by_this_code(checkout, commit)
-    assert remeasure.made_by_this_code(checkout, f"{commit}+changes") is False
+    assert not remeasure.made_by_this_code(checkout, f"{commit}+changes")
     (checkout / "lib" / "code.py").write_text("2")
-    assert remeasure.made_by_this_code(checkout, f"{commit}+changes")
+    assert not remeasure.made_by_this_code(checkout, f"{commit}+changes")
     assert not remeasure.made_by_this_code(checkout, commit)
     assert not remeasure.made_by_this_code(checkout, "0" * 12)
 

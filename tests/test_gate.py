@@ -3,12 +3,13 @@
 import json
 from dataclasses import replace
 from itertools import product
-from math import isnan, nan
+from math import exp, isnan, log, nan, sqrt
 
 import pytest
 
 from prefill_decode.change import Quantity
 from prefill_decode.gate import Report, code_of, compare, confirm
+from prefill_decode.measure.machine import kind_of
 from prefill_decode.paired import digest_of_code
 from prefill_decode.results import Run
 from prefill_decode.statistics import Interval
@@ -133,11 +134,30 @@ def test_h13_i_a_quantity_without_a_direction_cannot_be_made():
         quantity(100, None, "tok/s")
 
 
-@pytest.mark.parametrize("field", [key for key in NINE_V_74 if key not in ("kind", "slug")])
-def test_another_kind_of_machine_is_no_baseline_whatever_differs(field):
-    other = NINE_V_74 | {"kind": "c" * 16, field: "other"}
-    report = compare(runs([1.0] * 5, "higher"), runs([0.1], "higher", start=9, machine=other))
+DECISIVE = {  # of a machine's kind, with another value
+    "device": "cuda",
+    "device_name": "NVIDIA H200",
+    "cpu_name": "AMD EPYC 7763",
+    "cpu_family_model_stepping": "25 1 1",
+    "instruction_sets": ["avx2"],
+    "cores": 8,
+    "threads": 2,
+    "last_level_cache_bytes": 64e6,
+    "system": "Darwin",
+    "memory_bytes": 32 * 2**30,
+}
+
+
+@pytest.mark.parametrize("field", DECISIVE)
+def test_another_kind_of_machine_is_no_baseline_whatever_makes_it_another(field):
+    here = dict.fromkeys(DECISIVE) | {"memory_bytes": 16 * 2**30} | NINE_V_74
+    sides = []
+    for described, start in ((here, 0), (here | {field: DECISIVE[field]}, 9)):
+        machine = described | {"kind": kind_of(described)}
+        sides.append(runs([0.1 if start else 1.0], "higher", start=start, machine=machine))
+    report = compare(*sides)
     assert only(report).answer == "not comparable"
+    assert f"{field} " in only(report).reason
     assert not report.failed
 
 
@@ -209,12 +229,17 @@ def test_one_base_run_and_runs_without_an_interval_are_judged():
     assert only(report).answer == "regression"
 
 
-def test_a_name_has_one_unit_and_one_direction():
-    base = runs([1.0], "lower", "s")
-    with pytest.raises(ValueError, match="one name has one unit"):
-        compare(base, runs([1.0], "lower", "1", start=9))
-    with pytest.raises(ValueError, match="one direction"):
-        compare(base, runs([1.0], "higher", "s", start=9))
+@pytest.mark.parametrize(("better", "unit"), [("lower", "1"), ("higher", "s")])
+def test_a_changed_unit_or_direction_fails_and_hides_no_other_quantity(better, unit):
+    before = {"a": quantity(9.0, "lower", "s"), "b": quantity(1.0, "higher")}
+    after = before | {"a": quantity(1.0, better, unit), "b": quantity(0.3, "higher")}
+    report = compare([run(1, before)], [run(9, after)])
+    rows = {row.name: row for row in report.rows}
+    assert (report.failed, rows["a"].answer, rows["b"].answer) == (True, "regression", "regression")
+    reason = "unit or direction changed: lower is better in 's' in the base, "
+    assert rows["a"].reason == reason + f"{better} is better in {unit!r} now"
+    again = compare([run(1, before), run(2, after)], [run(9, after)])
+    assert {row.change.ratio for row in again.rows if row.name == "a"} == {1.0}
 
 
 def test_a_claim_that_vanished_fails_and_a_new_one_does_not():
@@ -261,16 +286,25 @@ def test_a_prediction_cannot_leave_by_becoming_a_control():
     assert only(report).answer == "regression"
 
 
-def test_a_step_that_gave_way_to_another_is_not_missed_and_one_that_was_dropped_is():
-    def steps(*names):
+@pytest.mark.parametrize(
+    ("before", "now", "answers"),
+    [
+        (["decode x1", "decode x36"], ["decode x1", "decode x40"], ["not comparable"]),
+        (["decode x1", "decode x36"], ["decode x1"], ["regression"]),
+        (["decode x1", "decode x36"], ["decode x1", "prefill 4"], ["regression"]),
+        (["decode x8", "decode x36"], ["decode x40"], ["not comparable", "regression"]),
+    ],
+)
+def test_a_step_is_forgiven_for_another_of_its_family_one_for_one(before, now, answers):
+    def steps(names):
         return {f"time, {name}": quantity(1.0, "lower", "s") for name in names}
 
-    before = [run(i, steps("x1", "x36")) for i in range(3)]
-    chosen_anew = compare(before, [run(9, steps("x1", "x40"))])
-    answers = {row.name: row.answer for row in chosen_anew.rows}
-    assert answers["time, x36"] == "not comparable"
-    dropped = compare(before, [run(9, steps("x1"))])
-    assert {row.name: row.answer for row in dropped.rows}["time, x36"] == "regression"
+    report = compare([run(i, steps(before)) for i in range(3)], [run(9, steps(now))])
+    gone = [row for row in report.rows if not row.current]
+    assert [row.answer for row in gone] == answers
+    for row in gone:
+        if row.answer == "not comparable":
+            assert row.reason == "this run has instead: time, decode x40"
 
 
 OUTCOMES = ["supported", "refuted", "inconclusive", "void"]
@@ -304,18 +338,32 @@ def test_an_undecided_run_in_between_hides_no_turn():
     assert compare(base, runs([1.0], "higher", start=9, outcome="refuted")).failed
 
 
-def test_a_verdict_travels_though_numbers_do_not():
-    now = runs([0.1], "higher", start=9, machine=SEVEN_763, outcome="refuted")
-    report = compare(runs([1.0], "higher"), now)
-    assert report.failed
-    assert report.verdicts[0].reason == "every other machine supports it"
-    third = SEVEN_763 | {"kind": "d" * 16}
-    doubted = runs([1.0], "higher", start=5, machine=third, outcome="refuted")
-    assert not compare([*runs([1.0], "higher"), *doubted], now).failed
-    supported = [replace(each, outcome="supported") for each in now]
-    assert compare(runs([1.0], "higher"), supported).verdicts[0].answer == "ok"
-    undecided = [replace(each, outcome="inconclusive") for each in now]
-    assert compare(runs([1.0], "higher"), undecided).verdicts[0].answer == "inconclusive"
+def on(kind, **other):
+    """One run on a kind of machine of its own."""
+    machine = NINE_V_74 | {"kind": kind * 16, "title": kind}
+    return runs([0.1], "higher", start=ord(kind) % 9, machine=machine, **other)
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "now", "answer"),
+    [
+        (["supported", "supported"], "refuted", "regression"),
+        (["supported"], "refuted", "inconclusive"),
+        (["supported", "refuted"], "refuted", "inconclusive"),
+        (["supported", "inconclusive"], "refuted", "inconclusive"),
+        (["supported", "supported"], "inconclusive", "inconclusive"),
+        (["supported", "supported"], "supported", "ok"),
+    ],
+)
+def test_a_verdict_travels_from_two_kinds_of_machine_that_agree(elsewhere, now, answer):
+    base = [
+        each for kind, said in zip("cd", elsewhere, strict=False) for each in on(kind, outcome=said)
+    ]
+    report = compare(base, on("e", outcome=now))
+    assert report.verdicts[0].answer == answer
+    assert report.failed == (answer == "regression")
+    if answer == "regression":
+        assert report.verdicts[0].reason == "every other machine supports it"
 
 
 def test_a_run_is_never_compared_with_itself():
@@ -328,18 +376,49 @@ def test_a_run_is_never_compared_with_itself():
         compare(same, [])
 
 
-def test_a_current_run_that_stands_in_the_base_is_left_out_there_with_a_note():
-    base = runs([1.0] * 4 + [0.5], "higher")
+def test_a_run_that_stands_in_the_base_too_is_not_judged_and_its_claim_is_named():
+    base = runs([1.0] * 4 + [0.5], "higher", outcome="refuted")
     new = runs([1.0], "higher", claim="prefill", start=9)
-    report = compare(base, [base[-1], *new])
-    row = next(row for row in report.rows if row.claim == "decode")
-    assert row.change.ratio == pytest.approx(0.5)
-    assert any("is left out" in note for note in report.notes)
-    lonely = compare(base[-1:], [base[-1], *new])
-    assert [v.reason for v in lonely.verdicts if v.claim == "decode"] == [
-        "the same run on both sides: nothing to compare"
-    ]
-    assert not [row for row in lonely.rows if row.claim == "decode"]
+    report = compare(base, [base[-1], *new], base[:3])
+    assert {row.claim for row in report.comparisons} == {"prefill"}
+    assert not report.failed
+    assert "no new run of: decode, on AMD EPYC 9V74, 4 cores" in report.notes
+    both = compare(base, [base[-1], *runs([0.5], "higher", start=10)])
+    assert len(only(both).base) == 5
+    assert only(both).change.ratio == pytest.approx(0.5 / 0.5**0.2)
+    assert not [note for note in both.notes if "no new run" in note]
+
+
+def moved(*kinds):
+    return {("decode", kind) for kind in kinds}
+
+
+def test_against_a_moved_baseline_a_change_that_is_meant_passes_and_is_named():
+    base, now = runs([1.0] * 5, "higher"), runs([0.5], "higher", start=20, outcome="refuted")
+    meant = runs([0.5, 0.52], "higher", start=10, outcome="refuted")
+    assert compare(base, now, meant).failed
+    report = compare(base, now, meant, moved=moved(NINE_V_74["kind"]))
+    assert not report.failed
+    assert {row.against for row in report.comparisons} == {"pinned"}
+    title = "AMD EPYC 9V74, 4 cores"
+    assert report.notes[0].startswith(f"baseline moved: decode on {title} is held against")
+    worse = runs([0.2], "higher", start=21, outcome="refuted")
+    assert compare(base, worse, meant, moved=moved(NINE_V_74["kind"])).failed
+
+
+def test_a_moved_baseline_of_other_parameters_or_machines_silences_nothing():
+    base, now = runs([1.0] * 5, "higher"), runs([0.5], "higher", start=20)
+    other = runs([0.5], "higher", start=10, setting=SETTING | {"context_tokens": 256})
+    assert compare(base, now, other, moved=moved(NINE_V_74["kind"])).failed
+    there = runs([0.5], "higher", start=10, machine=SEVEN_763)
+    assert compare(base, now, there, moved=moved(SEVEN_763["kind"])).failed
+
+
+def test_a_run_that_is_its_own_new_baseline_passes_with_a_note():
+    base, now = runs([1.0] * 5, "higher"), runs([0.5], "higher", start=20)
+    report = compare(base, now, now, moved=moved(NINE_V_74["kind"]))
+    assert not report.failed
+    assert "decode: a current run is pinned too, and is not held against itself" in report.notes
 
 
 def test_a_slow_drift_is_caught_against_the_pinned_runs():
@@ -365,11 +444,11 @@ def test_a_regression_that_measuring_again_does_not_bear_out_is_dropped_and_told
     first = compare(base, slow)
     assert first.failed
     here = {("decode", NINE_V_74["kind"])}
-    good = compare(base, [*slow, *runs([1.0, 1.0], "higher", start=10)])
+    good = compare(base, slow, again=runs([1.0, 1.0], "higher", start=10))
     dropped = confirm(first, good, here)
     assert (only(dropped).again, dropped.failed) == ("does not stand", False)
     assert "measured again: does not stand" in dropped.markdown()
-    bad = compare(base, [*slow, *runs([0.5, 0.5], "higher", start=10)])
+    bad = compare(base, slow, again=runs([0.5, 0.5], "higher", start=10))
     stands = confirm(first, bad, here)
     assert (only(stands).again, stands.failed) == ("stands", True)
     assert len(only(stands).current) == 3
@@ -386,13 +465,41 @@ def test_measuring_again_finds_no_new_alarms():
     assert not report.failed
 
 
-def test_most_of_the_runs_measured_again_decide_a_verdict():
+def test_older_runs_do_not_outvote_the_newest_that_says_something():
+    base, good = runs([1.0], "higher"), runs([1.0] * 3, "higher", start=5)
+    refuted = runs([1.0], "higher", start=9, outcome="refuted")
+    undecided = runs([1.0], "higher", start=10, outcome="inconclusive")
+    assert compare(base, [*good, *refuted, *undecided]).failed
+    assert not compare(base, [*refuted, *runs([1.0], "higher", start=11)]).failed
+    broken = runs([1.0], "higher", start=12, outcome="void", failed_control=True)
+    assert compare(base, [*good, *broken]).failed
+
+
+def test_a_supported_claim_stays_so_behind_any_number_of_undecided_runs():
+    undecided = runs([1.0] * 9, "higher", start=3, outcome="inconclusive")
+    base = [*runs([1.0], "higher"), *undecided]
+    assert compare(base, runs([1.0], "higher", start=20, outcome="refuted")).failed
+
+
+@pytest.mark.parametrize(
+    ("again", "stands"),
+    [
+        (["supported", "supported"], False),
+        (["supported", "supported", "refuted"], False),
+        (["supported", "refuted"], True),
+        (["inconclusive", "inconclusive"], True),
+        (["supported", "inconclusive"], True),
+        (["refuted"], True),
+    ],
+)
+def test_a_turn_is_dropped_only_where_most_runs_measured_again_support_the_claim(again, stands):
     base = runs([1.0], "higher")
     refuted = runs([1.0], "higher", start=9, outcome="refuted")
-    better = runs([1.0, 1.0], "higher", start=10)
-    assert compare(base, refuted).failed
-    assert not compare(base, [*refuted, *better]).failed
-    assert compare(base, [*refuted, *better[:1], replace(better[1], outcome="refuted")]).failed
+    more = [runs([1.0], "higher", start=10 + i, outcome=said)[0] for i, said in enumerate(again)]
+    first = compare(base, refuted)
+    assert first.failed
+    here = {("decode", NINE_V_74["kind"])}
+    assert confirm(first, compare(base, refuted, again=more), here).failed == stands
 
 
 def strict(report):
@@ -432,7 +539,7 @@ def test_markdown_is_a_sentence_and_folded_rows_when_all_is_well():
     report = compare(narrow, runs([1.5], "higher", start=9), tolerance=0.5)
     quiet = replace(report, rows=(), notes=())
     assert quiet.markdown().split("\n\n")[:2] == [
-        "**The gate passes:** none of 1 comparisons got worse (1 ok; tolerance 50%).",
+        "**The gate passes:** of 1 comparisons none is shown to be worse (1 ok; tolerance 50%).",
         "<details>\n<summary>All 1 comparisons</summary>",
     ]
 
@@ -492,3 +599,94 @@ def test_a_hundred_quantities_are_judged_more_cautiously_than_one():
         report = compare([run(1, held)], [run(2, {**held, name: worse})])
         answers.append(next(row.change.answer for row in report.rows if row.name == name))
     assert answers == ["regression", "inconclusive"]
+
+
+def steps(factor, count=100, width=0.02):
+    """Shares reached and times of so many steps, slower by a factor: {name: quantity}."""
+    shares = {
+        f"reached, decode x{i}": Quantity(
+            Interval(0.5 / factor, 0.5 / factor * (1 - width), 0.5 / factor * (1 + width), 9, 0.95),
+            "1",
+            "higher",
+        )
+        for i in range(count)
+    }
+    times = {f"time, decode x{i}": quantity(factor, "lower", "s") for i in range(count)}
+    return shares | times
+
+
+def test_what_slows_every_step_is_seen_in_all_of_them_together():
+    base = [run(i, steps(1.0)) for i in range(5)]
+    report = compare(base, [run(9, steps(1.35))])
+    answers = {row.name: row.answer for row in report.rows}
+    assert answers.pop("all steps together") == "regression"
+    assert set(answers.values()) == {"inconclusive"}
+    joint = next(row for row in report.rows if row.name == "all steps together")
+    assert (joint.unit, joint.better, len(joint.base)) == ("1", "higher", 5)
+    assert joint.change.ratio == pytest.approx(1 / 1.35)
+    # 99 % of a normal distribution with the spread 0.10 that is expected, of five runs and one
+    spread = 0.10 * sqrt(4 / 8) * sqrt(1 / 5 + 1)
+    assert log(joint.change.high * 1.35) == pytest.approx(2.5758 * spread, rel=1e-3)
+
+
+def test_all_steps_together_are_those_in_common_turned_so_that_more_is_better():
+    before = {
+        "reached, a": quantity(0.5, "higher"),
+        "reached, b": quantity(4.0, "lower"),
+        "reached, zero": quantity(0.0, "higher"),
+        "reached, turned": quantity(1.0, "higher"),
+        "reached, gone": quantity(1.0, "higher"),
+    }
+    after = {
+        "reached, a": quantity(0.25, "higher"),
+        "reached, b": quantity(2.0, "lower"),
+        "reached, zero": quantity(0.5, "higher"),
+        "reached, turned": quantity(9.0, "lower"),
+        "reached, new": quantity(1.0, "higher"),
+    }
+    rows = compare([run(1, before)], [run(9, after)]).rows
+    joint = next(row for row in rows if row.name == "all steps together")
+    assert joint.base[0].median == pytest.approx((0.5 / 4) ** 0.5)
+    assert joint.current[0].median == pytest.approx((0.25 / 2) ** 0.5)
+    assert joint.change.ratio == pytest.approx(1.0)  # half as much, and half the cost
+
+
+def test_wide_intervals_of_the_steps_widen_that_of_all_of_them():
+    def joint(width):
+        report = compare([run(1, steps(1.0, width=width))], [run(9, steps(1.0, width=width))])
+        return next(row.change for row in report.rows if row.name == "all steps together")
+
+    wide, narrow = joint(0.5), joint(0.01)
+    # half of the log interval is ln(1.5 / 0.5) / 2, a standard deviation 1.96 times less
+    assert log(wide.high) == pytest.approx(2.5758 * log(3) / 2 / 1.96 * sqrt(2), rel=1e-3)
+    assert log(narrow.high) == pytest.approx(2.5758 * 0.10 * sqrt(2), rel=1e-3)
+
+
+def test_single_steps_do_not_make_predictions_harder_to_judge():
+    worse = quantity(0.65, "higher")
+    before = {"a prediction": quantity(1.0, "higher")}
+    for held in (before, before | steps(1.0)):
+        report = compare([run(1, held)], [run(2, held | {"a prediction": worse})])
+        answers = {row.name: row.answer for row in report.rows}
+        assert answers["a prediction"] == "regression"
+
+
+def test_a_pass_says_which_changes_of_a_single_step_it_would_not_have_seen():
+    base = [run(i, steps(1.0, count=1)) for i in range(5)]
+    report = compare(base, [run(9, steps(1.0, count=1))])
+    spread = 0.10 * sqrt(4 / 8) * sqrt(1 / 5 + 1)
+    one, both = exp(2.807 * spread), exp(2.5758 * spread)  # 1 - 0.005 / 2 and 1 - 0.01 / 2, a table
+    line = report.markdown().splitlines()[0]
+    assert line.startswith("**The gate passes:** of 4 comparisons none is shown to be worse; of ")
+    assert f"single steps, changes below about {one:.2f}-fold would not be, of a chapter's " in line
+    assert f"steps together below about {both:.2f}-fold (" in line
+
+
+def test_a_file_that_could_not_be_used_fails_the_gate():
+    report = compare(runs([1.0], "higher"), runs([1.0], "higher", start=9))
+    for problems, words in ((("a",), "1 file could"), (("a", "b"), "2 files could")):
+        torn = replace(report, problems=problems)
+        assert torn.failed
+        assert torn.as_dict()["failed"]
+        says = f"**The gate fails:** {words} not be used, so that the result cannot be trusted; of "
+        assert torn.markdown().startswith(says)

@@ -224,6 +224,8 @@ def test_only_runs_like_the_newest_are_pinned_and_no_void_ones(record, tmp_path)
     elsewhere = {**record["machine"], "host": "0" * 16}
     for version, changed in [
         ("another host", {"machine": elsewhere}),
+        ("another commit", {"commit": "0123456789ab"}),
+        ("changed since", {"commit": f"{record['commit']}+changes"}),
         ("other parameters", {"parameters": {"batch_sizes": [1, 9]}}),
         ("void", {"verdict": void}),
         ("like it", {"parameters": {**record["parameters"], "budget_s": 3}}),

@@ -173,6 +173,13 @@ def check_better(better: object) -> None:
         )
 
 
+def log_half_width(run: Interval) -> float:
+    """Half of an interval's width on a log scale."""
+    if run.low > 0:
+        return log(run.high / run.low) / 2
+    return log(run.high / run.median)  # an interval that reaches 0: its upper half
+
+
 def _change(ratio: Interval, better: Better, tolerance: float) -> Change:
     answer, reason = decide(ratio, better, tolerance)
     suspicious = answer == "improvement" and abs(log(ratio.median)) > log(SUSPICIOUS_FOLD)
@@ -215,14 +222,8 @@ def _spread_between_runs(sides: Sequence[Sequence[float]]) -> float:
 
 def _spread_within_runs(runs: Sequence[Interval]) -> float:
     """What the runs' own intervals say, the median one; 0 where no run has an interval."""
-    halves = [_half_width(run) for run in runs if isfinite(run.low) and isfinite(run.high)]
+    halves = [log_half_width(run) for run in runs if isfinite(run.low) and isfinite(run.high)]
     return median(halves) / HALF_WIDTH_SIGMAS if halves else 0.0
-
-
-def _half_width(run: Interval) -> float:
-    if run.low > 0:
-        return log(run.high / run.low) / 2
-    return log(run.high / run.median)  # an interval that reaches 0: its upper half
 
 
 def _worse_logs(ratio: Interval, better: Better) -> tuple[float, float, float]:

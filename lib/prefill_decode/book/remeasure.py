@@ -52,8 +52,8 @@ def measure_again(
     if not chosen:
         return again
     project.prepare()
-    shutil.rmtree(project.build / "remeasured", ignore_errors=True)
     with measuring_alone(project):
+        shutil.rmtree(project.build / "remeasured", ignore_errors=True)
         for number in range(1, times + 1):
             place = project.build / "remeasured" / str(number)
             there = replace(project, results=place / "results", build=place / "build")
@@ -94,6 +94,10 @@ def _why_not(project: Project, machine: Machine, run: Run) -> str:
         )
     if run.claim not in project.chapters():
         return "this checkout has no such chapter"
+    if run.commit is not None and "+" in run.commit:
+        return (
+            f"it was made by code that no commit holds ({run.commit}), which may have changed since"
+        )
     if not made_by_this_code(project.root, run.commit):
         return f"it was made by other code (commit {run.commit or 'unknown'}) than this checkout's"
     return ""
@@ -102,16 +106,11 @@ def _why_not(project: Project, machine: Machine, run: Run) -> str:
 def made_by_this_code(root: Path, commit: str | None) -> bool:
     """Whether what measures in this checkout is as it was in a run's commit.
 
-    Of a run with changes it is enough that the checkout still has some on the same commit.
+    Never of a run with changes: which they were, no one knows any more.
     """
-    if commit is None:
+    if commit is None or "+" in commit:
         return False
-    bare, _, changes = commit.partition("+")
-    if changes:
-        head = _git(root, "rev-parse", "--short=12", "HEAD")
-        status = _git(root, "status", "--porcelain", "--", *WHAT_MEASURES)
-        return head.stdout.strip() == bare and bool(status.stdout)
-    return _git(root, "diff", "--quiet", bare, "--", *WHAT_MEASURES).returncode == 0
+    return _git(root, "diff", "--quiet", commit, "--", *WHAT_MEASURES).returncode == 0
 
 
 def _parameters(

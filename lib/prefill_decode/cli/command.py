@@ -1,13 +1,12 @@
 """Command: one command from its words to its exit code."""
 
 import io
-import os
 import signal
 import sys
 from collections.abc import Sequence
 
 from prefill_decode.cli.parser import make_parser
-from prefill_decode.cli.shared import FINE, INTERRUPTED, UNUSABLE
+from prefill_decode.cli.shared import FINE, INTERRUPTED, UNUSABLE, drop_output
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -15,6 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     _prepare_streams()
     options = make_parser().parse_args(arguments)
+    code = FINE
     try:
         code = int(options.verb(options))
         sys.stdout.flush()
@@ -30,8 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return UNUSABLE
     except BrokenPipeError:  # the reader, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FINE
+        drop_output()
+        return code  # the verb's own, once it has ended: a regression stays one
     except OSError as error:
         print(f"prefill-decode: {error}", file=sys.stderr)
         return UNUSABLE

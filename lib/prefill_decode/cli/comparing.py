@@ -2,12 +2,21 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prefill_decode.cli.shared import FINDING, FINE, UNUSABLE, print_json, project_of, warn
+from prefill_decode.cli.shared import (
+    FINDING,
+    FINE,
+    UNUSABLE,
+    print_json,
+    print_last,
+    project_of,
+    warn,
+)
 
 if TYPE_CHECKING:
     from prefill_decode.book import Project
@@ -25,19 +34,30 @@ def compare(options: argparse.Namespace) -> int:
         raise ValueError("--budget is for --code; records were measured with budgets of their own")
     checkout = results.find_checkout(Path.cwd())
     base, current = gate.read_sources(options.base, options.current, checkout)
-    problems = (*base.problems, *current.problems)
+    problems = tuple(dict.fromkeys([*base.problems, *current.problems]))
     warn(problems)
-    report = gate.compare(base.as_base, current.runs, base.pinned, options.tolerance)
-    if report.failed and options.remeasure:
+    report = _judge(options, base, current)
+    if report.failing and options.remeasure:
         report = _judge_again(options, base, current, report)
     report = replace(report, problems=problems)
     if options.json:
         print_json(report.as_dict())
     else:
-        print(report.markdown())
+        print_last(report.markdown())
     if problems:
         return UNUSABLE
     return FINDING if report.failed else FINE
+
+
+def _judge(
+    options: argparse.Namespace, base: "Source", current: "Source", again: Sequence["Run"] = ()
+) -> "Report":
+    from prefill_decode import gate
+
+    pinned, moved = gate.pins_of(base, current)
+    return gate.compare(
+        base.as_base, current.runs, pinned, options.tolerance, moved=moved, again=again
+    )
 
 
 def _compare_code(options: argparse.Namespace) -> int:
@@ -49,27 +69,47 @@ def _compare_code(options: argparse.Namespace) -> int:
         gate.code_of(options.base, checkout) as base,
         gate.code_of(options.current, checkout) as current,
     ):
+        if base == current:
+            raise ValueError(
+                f"code is never compared with itself; both sides are {base}: name two states"
+            )
         if paired.digest_of_code(base) == paired.digest_of_code(current):
             note = "The library is the same on both sides: nothing to measure."
             if options.json:
                 print_json({"failed": False, "note": note})
             else:
-                print(note)
+                print_last(note)
             return FINE
-        report = paired.compare_code(
-            base,
-            current,
-            device=options.device,
-            budget_s=paired.BUDGET_S if options.budget is None else options.budget,
-            tolerance=options.tolerance,
-            say=lambda words: print(words, file=sys.stderr, flush=True),
-        )
+        with _measuring_alone(checkout):
+            report = paired.compare_code(
+                base,
+                current,
+                device=options.device,
+                budget_s=paired.BUDGET_S if options.budget is None else options.budget,
+                tolerance=options.tolerance,
+                say=lambda words: print(words, file=sys.stderr, flush=True),
+            )
     report = replace(report, base=options.base, current=options.current)
     if options.json:
         print_json(report.as_dict())
     else:
-        print(report.markdown())
+        print_last(report.markdown())
     return FINDING if report.failed else FINE
+
+
+def _measuring_alone(checkout: Path | None) -> AbstractContextManager[None]:
+    """The lock that chapters are measured under, where there is a checkout and the book's parts
+    are installed: elsewhere no chapter can be running."""
+    if checkout is None:
+        return nullcontext()
+    try:
+        from prefill_decode.book import find_project
+        from prefill_decode.book.run import measuring_alone
+    except ModuleNotFoundError:
+        return nullcontext()
+    project = find_project(checkout)
+    project.prepare()
+    return measuring_alone(project)
 
 
 def _judge_again(
@@ -100,8 +140,7 @@ def _judge_again(
         )
     except (ValueError, ModuleNotFoundError) as error:
         return replace(first, notes=(*first.notes, f"nothing was measured again: {error}"))
-    runs = [*current.runs, *again.runs]
-    second = gate.compare(base.as_base, runs, base.pinned, options.tolerance)
+    second = _judge(options, base, current, again.runs)
     report = gate.confirm(first, second, again.measured)
     return replace(report, notes=(*report.notes, *again.notes))
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from prefill_decode import __version__
+from prefill_decode.change import TOLERANCE
 from prefill_decode.cli.comparing import compare, trust
 from prefill_decode.cli.measuring import book, doctor, list_claims, run, show_results
 from prefill_decode.cli.pricing import certify, model, show_hardware
@@ -123,7 +124,10 @@ def _add_compare(added: argparse.ArgumentParser) -> None:
     added.add_argument("base", metavar="BASE", help=f"{where}; with --code a checkout or revision")
     added.add_argument("current", metavar="CURRENT", help="likewise; . is this checkout")
     added.add_argument(
-        "--tolerance", type=float, default=0.10, help="share by which it may get worse (0.10)"
+        "--tolerance",
+        type=float,
+        default=TOLERANCE,
+        help=f"share by which it may get worse ({TOLERANCE})",
     )
     added.add_argument(
         "--code", action="store_true", help="measure both codes in turns, instead of records"

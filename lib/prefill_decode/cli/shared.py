@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,5 +26,19 @@ def warn(problems: Sequence[str]) -> None:
         print(f"prefill-decode: {problem}", file=sys.stderr)
 
 
+def print_last(text: str) -> None:
+    """Print what a verb ends with. A reader that has seen enough, such as head, ends the printing
+    and not the verb, whose exit code is still to come."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        drop_output()
+
+
+def drop_output() -> None:
+    """What is still to be written goes nowhere: nobody reads it any more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def print_json(document: Any) -> None:
-    print(json.dumps(document, indent=1, allow_nan=False))
+    print_last(json.dumps(document, indent=1, allow_nan=False))

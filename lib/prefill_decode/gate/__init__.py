@@ -5,7 +5,7 @@
 
 from prefill_decode.gate.judging import compare, same_machine
 from prefill_decode.gate.report import Report, Row, VerdictRow, confirm
-from prefill_decode.gate.sources import Source, code_of, read_sources
+from prefill_decode.gate.sources import Source, code_of, pins_of, read_sources
 
 __all__ = [
     "Report",
@@ -15,6 +15,7 @@ __all__ = [
     "code_of",
     "compare",
     "confirm",
+    "pins_of",
     "read_sources",
     "same_machine",
 ]

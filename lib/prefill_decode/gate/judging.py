@@ -1,30 +1,44 @@
 """Judging: every quantity and verdict of the current runs against the last and the pinned ones.
 
-All quantities together are judged at one rate of false alarms, however many they are.
+Two families are each judged at one rate of false alarms, however many they are: predictions with
+the chapters' steps taken together, and single steps. What slows all steps is sooner seen by the
+first; the second finds the one step that became much slower.
 
 Counts:  predictions and the steps' times in their own direction; a verdict that turned; what
-         vanished, for a number that is gone is no pass.
+         vanished, for a number that is gone is no pass; a name whose unit or direction changed.
 Ignores: values of controls, which hold or do not (their outcome is in the verdict), and versions
          of software, which are what a gate is there to judge: they are named in the notes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 from typing import Any
 
 from prefill_decode.change import TOLERANCE, Answer, Change, Quantity, judge_change
-from prefill_decode.gate.report import Against, Report, Row, VerdictRow
+from prefill_decode.gate.joint import steps_in_common, together, without_zeros
+from prefill_decode.gate.report import (
+    ALL_STEPS,
+    STEP_PREFIXES,
+    Against,
+    Report,
+    Row,
+    VerdictRow,
+)
 from prefill_decode.results import Run, same_host, same_kind
+from prefill_decode.statistics import Interval
 
 MOST_RUNS = 5  # of each side: older ones tell of an older machine
 MOST_NAMED = 3  # differences that a reason names
 LONGEST_VALUE = 40  # of such a difference
-STEP_PREFIXES = ("reached, ", "time, ")
 SOFTWARE = ("torch", "python", "numpy", "kernels", "accelerator_driver")
 NAMES_OF_A_MACHINE = ("slug", "title", "kind", "host")
 MISSING, NEW = "missing in this run", "new: no baseline"
 DECIDED = ("supported", "refuted")
+FEWEST_KINDS = 2  # other kinds of machine that must agree before their verdict is expected here
+
+Place = tuple[str, str]  # a claim, and a kind of machine
 
 
 @dataclass(frozen=True)
@@ -36,7 +50,8 @@ class _Meeting:
     now: Sequence[Run]
     before: Sequence[Run]  # on this kind of machine, without those that are current
     elsewhere: Sequence[Run]  # on other kinds
-    repeats: bool  # a current run stood among the earlier ones
+    again: Sequence[Run]  # those of `now` that were measured again, on suspicion
+    repeats: bool  # a current run stood among the pinned ones
 
     @property
     def newest(self) -> Run:
@@ -47,24 +62,40 @@ class _Meeting:
         """The earlier runs with the newest one's parameters."""
         return [run for run in self.before if run.setting == self.newest.setting]
 
+    @property
+    def now_alike(self) -> list[Run]:
+        return [run for run in self.now if run.setting == self.newest.setting]
+
 
 def compare(
     base: Sequence[Run],
     current: Sequence[Run],
     pinned: Sequence[Run] = (),
     tolerance: float = TOLERANCE,
+    *,
+    moved: Collection[Place] = (),
+    again: Sequence[Run] = (),
 ) -> Report:
     """What became of each claim and quantity of `current`, against the last runs of `base` on the
     same kind of machine and against the `pinned` ones; a regression against either counts.
 
-    ValueError for a comparison with itself, and for a quantity whose unit or direction changed.
+    Where a pin has `moved` with the change under test, the change is meant, and only the pinned
+    runs count. Runs made `again` are current ones too: their verdicts decide whether a turn that
+    was suspected stands. ValueError for a comparison with itself.
     """
     _refuse_itself(base, current)
-    meetings = [*_meetings(base, current, "last"), *_meetings(pinned, current, "pinned")]
-    judged = sum(isfinite(row.change.ratio) for row in _all_rows(meetings, tolerance, 1))
-    rows = _all_rows(meetings, tolerance, max(1, judged))
+    known = {run.run_id for run in base}
+    fresh = [run for run in (*current, *again) if run.run_id not in known]
+    idle = _places(current) - _places(fresh)
+    last = list(_meetings(base, fresh, again, "last", idle))
+    replaced = [meeting for meeting in last if _is_replaced(meeting, pinned, moved)]
+    meetings = [meeting for meeting in last if meeting not in replaced]
+    meetings += _meetings(pinned, fresh, again, "pinned", idle)
+    judged = _families(_all_rows(meetings, tolerance, Counter()))
+    rows = _all_rows(meetings, tolerance, judged)
     verdicts = [row for meeting in meetings for row in _verdict_rows(meeting)]
-    notes = [*_notes(meetings), *_machines_left_out(base, current)]
+    notes = [*_moved_notes(replaced), *_notes(meetings), *_without_a_new_run(current, idle)]
+    notes += _machines_left_out(base, current)
     return Report(tuple(rows), tuple(verdicts), tuple(dict.fromkeys(notes)), tolerance)
 
 
@@ -84,8 +115,30 @@ def _refuse_itself(base: Sequence[Run], current: Sequence[Run]) -> None:
         )
 
 
+def _places(runs: Sequence[Run]) -> set[Place]:
+    return {(run.claim, run.machine["kind"]) for run in runs}
+
+
+def _is_replaced(meeting: _Meeting, pinned: Sequence[Run], moved: Collection[Place]) -> bool:
+    """Whether a moved baseline stands in for the last runs: it must be one of these parameters."""
+    if not meeting.now:
+        return False
+    here = meeting.claim, meeting.newest.machine["kind"]
+    fitting = [run for run in pinned if run.setting == meeting.newest.setting]
+    return here in moved and here in _places(fitting)
+
+
+def _families(rows: Sequence[Row]) -> Counter[bool]:
+    """How many ratios are judged of single steps, and how many of all else."""
+    return Counter(row.of_one_step for row in rows if isfinite(row.change.ratio))
+
+
 def _meetings(
-    earlier: Sequence[Run], current: Sequence[Run], against: Against
+    earlier: Sequence[Run],
+    current: Sequence[Run],
+    again: Sequence[Run],
+    against: Against,
+    idle: Collection[Place],
 ) -> Iterator[_Meeting]:
     repeated = {run.run_id for run in current}
     for here in _by_kind(current):
@@ -93,10 +146,13 @@ def _meetings(
         near = [run for run in earlier if same_kind(run.machine, machine)]
         far = [run for run in earlier if not same_kind(run.machine, machine)]
         for claim in dict.fromkeys(run.claim for run in (*here, *near)):
-            before = _of(claim, near)
+            if (claim, machine["kind"]) in idle:
+                continue
+            before, now = _of(claim, near), _of(claim, here)
             kept = [run for run in before if run.run_id not in repeated]
             repeats = len(kept) < len(before)
-            yield _Meeting(claim, against, _of(claim, here), kept, _of(claim, far), repeats)
+            more = [run for run in now if run in again]
+            yield _Meeting(claim, against, now, kept, _of(claim, far), more, repeats)
 
 
 def _by_kind(runs: Sequence[Run]) -> list[list[Run]]:
@@ -114,19 +170,22 @@ def _of(claim: str, runs: Sequence[Run]) -> list[Run]:
     return sorted((run for run in runs if run.claim == claim), key=lambda run: run.date)
 
 
-def _all_rows(meetings: Sequence[_Meeting], tolerance: float, judged: int) -> list[Row]:
+def _all_rows(meetings: Sequence[_Meeting], tolerance: float, judged: Counter[bool]) -> list[Row]:
     return [row for meeting in meetings for row in _rows(meeting, tolerance, judged)]
 
 
-def _rows(meeting: _Meeting, tolerance: float, judged: int) -> list[Row]:
+def _rows(meeting: _Meeting, tolerance: float, judged: Counter[bool]) -> list[Row]:
     if not meeting.now:
         return []  # the claim is missing as a whole: a row of verdicts
     if meeting.before:
         if meeting.alike:
-            return _judged_rows(meeting, tolerance, judged)
+            return [
+                *_joint_rows(meeting, tolerance, max(1, judged[False])),
+                *_judged_rows(meeting, tolerance, judged),
+            ]
         other = _differences(meeting.before[-1].setting, meeting.newest.setting)
         return _rows_alike(meeting, "not comparable", f"parameters differ: {other}")
-    if meeting.against == "pinned" or meeting.repeats:
+    if meeting.against == "pinned":
         return []
     if meeting.elsewhere:
         return _rows_alike(meeting, "not comparable", _other_kind(meeting))
@@ -140,18 +199,28 @@ def _rows_alike(meeting: _Meeting, answer: Answer, reason: str) -> list[Row]:
     return [_row(meeting, name, [], [meeting.newest], change) for name in names]
 
 
-def _judged_rows(meeting: _Meeting, tolerance: float, judged: int) -> list[Row]:
-    before = meeting.alike
-    now = [run for run in meeting.now if run.setting == meeting.newest.setting]
+def _joint_rows(meeting: _Meeting, tolerance: float, judged: int) -> list[Row]:
+    """All steps of the chapter as one quantity, a share, which travels between hosts of a kind."""
+    runs = [*meeting.alike[-MOST_RUNS:], *meeting.now_alike[-MOST_RUNS:]]
+    steps = without_zeros(steps_in_common(meeting.alike[-1], meeting.newest), runs)
+    if not steps:
+        return []
+    old, new = (together(side, steps) for side in (meeting.alike, meeting.now_alike))
+    old, new = old[-MOST_RUNS:], new[-MOST_RUNS:]
+    change = judge_change(old, new, "higher", tolerance, judged)
+    return [_row_of(meeting, ALL_STEPS, Quantity(new[-1], "1", "higher"), old, new, change)]
+
+
+def _judged_rows(meeting: _Meeting, tolerance: float, judged: Counter[bool]) -> list[Row]:
+    before, now = meeting.alike, meeting.now_alike
     rows = []
     # A metric that the newest earlier run no longer had is not missed any more.
     for name in dict.fromkeys([*before[-1].quantities, *meeting.newest.quantities]):
         old, new = _holding(name, before), _holding(name, now)
         if old and new and not _counts(name, [*old, *new]):
             continue
-        if old and new:
-            _check_same_quantity(meeting.claim, name, [*old, *new])
-        change, old, new = _judge(name, old, new, meeting, tolerance, judged)
+        among = max(1, judged[name.startswith(STEP_PREFIXES)])
+        change, old, new = _judge(name, old, new, meeting, tolerance, among)
         rows.append(_row(meeting, name, old, new, change))
     return rows
 
@@ -164,7 +233,11 @@ def _judge(
         return _vanished(name, meeting), old[-MOST_RUNS:], []
     if not old:
         return Change("ok", NEW, nan, nan, nan), [], new[-MOST_RUNS:]
-    held = new[-1].quantities[name]
+    held, earlier = new[-1].quantities[name], old[-1].quantities[name]
+    if _form(held) != _form(earlier):
+        reason = f"unit or direction changed: {_form(earlier)} in the base, {_form(held)} now"
+        return Change("regression", reason, nan, nan, nan), old[-1:], new[-1:]
+    old, new = (_of_form(name, held, side) for side in (old, new))
     if not held.travels:
         host = new[-1].machine
         new = [run for run in new if run is new[-1] or same_host(run.machine, host)]
@@ -179,12 +252,21 @@ def _judge(
 
 def _vanished(name: str, meeting: _Meeting) -> Change:
     """A number that is gone is no pass. But which steps a chapter times may follow from ceilings
-    that it measured: where others stand in for a step, it was not dropped."""
-    before = {step for step in meeting.alike[-1].quantities if step.startswith(STEP_PREFIXES)}
-    now = {step for step in meeting.newest.quantities if step.startswith(STEP_PREFIXES)}
-    if name in before and now - before:
-        return Change("not comparable", "this run timed other steps instead", nan, nan, nan)
+    that it measured: where another of its family stands in for a step, it was not dropped."""
+    before = [step for step in meeting.alike[-1].quantities if _family(step) == _family(name)]
+    now = {step: None for run in meeting.now_alike for step in run.quantities}
+    gone = [step for step in before if step not in now]
+    new = [step for step in now if _family(step) == _family(name) and step not in before]
+    if name.startswith(STEP_PREFIXES) and name in gone[: len(new)]:
+        instead = new[gone.index(name)]
+        return Change("not comparable", f"this run has instead: {instead}", nan, nan, nan)
     return Change("regression", MISSING, nan, nan, nan)
+
+
+def _family(name: str) -> tuple[str, str]:
+    """What a step's number is of and the step's first word, such as decode or prefill."""
+    what, _, step = name.partition(", ")
+    return what, step.partition(" ")[0]
 
 
 def _counts(name: str, runs: Sequence[Run]) -> bool:
@@ -196,20 +278,30 @@ def _holding(name: str, runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if name in run.quantities]
 
 
-def _check_same_quantity(claim: str, name: str, runs: Sequence[Run]) -> None:
-    forms = {(q.unit, q.better) for q in (run.quantities[name] for run in runs)}
-    if len(forms) > 1:
-        listed = " and ".join(f"{better} is better in {unit!r}" for unit, better in sorted(forms))
-        raise ValueError(
-            f"{claim}: one name has one unit and one direction; {name!r} has {listed}: give what "
-            "is measured now another name"
-        )
+def _of_form(name: str, held: Quantity, runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if _form(run.quantities[name]) == _form(held)]
+
+
+def _form(held: Quantity) -> str:
+    return f"{held.better} is better in {held.unit!r}"
 
 
 def _row(
     meeting: _Meeting, name: str, old: Sequence[Run], new: Sequence[Run], change: Change
 ) -> Row:
     held: Quantity = next(run.quantities[name] for run in reversed([*old, *new]))
+    before, now = ([run.quantities[name].measured for run in side] for side in (old, new))
+    return _row_of(meeting, name, held, before, now, change)
+
+
+def _row_of(
+    meeting: _Meeting,
+    name: str,
+    held: Quantity,
+    old: Sequence[Interval],
+    new: Sequence[Interval],
+    change: Change,
+) -> Row:
     machine = meeting.newest.machine
     return Row(
         claim=meeting.claim,
@@ -218,8 +310,8 @@ def _row(
         name=name,
         unit=held.unit,
         better=held.better,
-        base=tuple(run.quantities[name].measured for run in old),
-        current=tuple(run.quantities[name].measured for run in new),
+        base=tuple(old),
+        current=tuple(new),
         change=change,
         against=meeting.against,
     )
@@ -232,14 +324,10 @@ def _verdict_rows(meeting: _Meeting) -> list[VerdictRow]:
             return []
         return [_verdict_row(meeting, machine, None, "regression", MISSING)]
     if meeting.before:
-        earlier = (meeting.alike or meeting.before)[-MOST_RUNS:]
-        decided = [run for run in earlier if run.outcome in DECIDED] or earlier
-        return [_turned(meeting, decided[-1].outcome)]
+        earlier = _decided(meeting.alike) or _decided(meeting.before) or meeting.before
+        return [_turned(meeting, earlier[-1].outcome)]
     if meeting.against == "pinned":
         return []
-    if meeting.repeats:
-        reason = "the same run on both sides: nothing to compare"
-        return [_verdict_row(meeting, meeting.newest, meeting.newest.outcome, "ok", reason)]
     return [_travelled(meeting) if meeting.elsewhere else _new_claim(meeting)]
 
 
@@ -251,7 +339,7 @@ def _verdict_row(
         machine=where.machine["title"],
         kind=where.machine["kind"],
         base=base,
-        current=_outcome(meeting.now) if meeting.now else None,
+        current=_outcome(meeting) if meeting.now else None,
         answer=answer,
         reason=reason,
         against=meeting.against,
@@ -263,41 +351,51 @@ def _new_claim(meeting: _Meeting) -> VerdictRow:
 
 
 def _turned(meeting: _Meeting, base: str) -> VerdictRow:
-    answer, reason = _turn(base, meeting.now)
+    answer, reason = _turn(base, meeting)
     return _verdict_row(meeting, meeting.newest, base, answer, reason)
 
 
-def _turn(base: str, now: Sequence[Run]) -> tuple[Answer, str]:
-    current = _outcome(now)
-    why = next(run.reason for run in reversed(now) if run.outcome == current)
+def _turn(base: str, meeting: _Meeting) -> tuple[Answer, str]:
+    current = _outcome(meeting)
+    why = next(run.reason for run in reversed(meeting.now) if run.outcome == current)
     if current == base:
         return "ok", "as before"
     if base == "supported" and current == "refuted":
         return "regression", why
-    if base == "supported" and current == "void" and _control_failed(now):
+    if base == "supported" and current == "void" and any(map(_control_failed, meeting.now)):
         return "regression", f"a control fails that held before: {why}"
     if current == "supported":
         return ("improvement", why) if base == "refuted" else ("ok", "decided now")
     return "inconclusive", why
 
 
-def _outcome(runs: Sequence[Run]) -> str:
-    """What most of the runs say; of as many, what the newest of them says."""
-    outcomes = [run.outcome for run in runs[-MOST_RUNS:]]
-    return max(reversed(outcomes), key=outcomes.count)
+def _outcome(meeting: _Meeting) -> str:
+    """What the newest run says that says something: no older one outvotes it. Only runs measured
+    again do, where most of them support the claim."""
+    supporting = sum(run.outcome == "supported" for run in meeting.again)
+    if 2 * supporting > len(meeting.again):
+        return "supported"
+    first = [run for run in meeting.now if run not in meeting.again] or meeting.now
+    telling = [run for run in first if run.outcome in DECIDED or _control_failed(run)]
+    return (telling or first)[-1].outcome
 
 
-def _control_failed(runs: Sequence[Run]) -> bool:
-    return any(run.outcome == "void" and run.failed_control for run in runs)
+def _decided(runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if run.outcome in DECIDED]
+
+
+def _control_failed(run: Run) -> bool:
+    return run.outcome == "void" and run.failed_control
 
 
 def _travelled(meeting: _Meeting) -> VerdictRow:
     """Numbers stay with their kind of machine, a verdict travels: what every other machine supports
-    should hold here as well."""
-    others = {_of(meeting.claim, group)[-1].outcome for group in _by_kind(meeting.elsewhere)}
+    should hold here as well, where there are several to say so."""
+    groups = _by_kind(meeting.elsewhere)
+    others = {(_decided(group) or group)[-1].outcome for group in groups}
     base = others.pop() if len(others) == 1 else None
-    current = _outcome(meeting.now)
-    if base == "supported" and current == "refuted":
+    current = _outcome(meeting)
+    if base == "supported" and current == "refuted" and len(groups) >= FEWEST_KINDS:
         reason = "every other machine supports it"
         return _verdict_row(meeting, meeting.newest, base, "regression", reason)
     if base == current:
@@ -337,13 +435,25 @@ def _notes(meetings: Sequence[_Meeting]) -> Iterator[str]:
         if not meeting.now:
             continue
         if meeting.repeats:
-            where = "the base" if meeting.against == "last" else "the pinned runs"
-            yield f"{meeting.claim}: a current run stands in {where} too, where it is left out"
+            yield f"{meeting.claim}: a current run is pinned too, and is not held against itself"
         left = sum(run.setting != meeting.newest.setting for run in meeting.now)
         if left:
             yield f"{meeting.claim}: {left} current runs with other parameters are left out"
         if meeting.before:
             yield from _other_software((meeting.alike or meeting.before)[-1], meeting.newest)
+
+
+def _moved_notes(replaced: Sequence[_Meeting]) -> Iterator[str]:
+    for meeting in replaced:
+        title = meeting.newest.machine["title"]
+        yield f"baseline moved: {meeting.claim} on {title} is held against its new baseline alone"
+
+
+def _without_a_new_run(current: Sequence[Run], idle: Collection[Place]) -> Iterator[str]:
+    for group in _by_kind(current):
+        claims = dict.fromkeys(r.claim for r in group if (r.claim, r.machine["kind"]) in idle)
+        if claims:
+            yield f"no new run of: {', '.join(claims)}, on {group[0].machine['title']}"
 
 
 def _other_software(before: Run, now: Run) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import isfinite, isnan
+from math import exp, isfinite, isnan, log
 from statistics import geometric_mean, median
 from typing import Any, Literal, TypeVar
 
@@ -21,6 +21,8 @@ SIGNS: dict[Answer, str] = {
 }
 WORST_FIRST: list[Answer] = ["regression", "improvement", "inconclusive", "not comparable", "ok"]
 HEADER = ("answer", "claim", "what", "base", "now", "now / base", "against", "why")
+ALL_STEPS = "all steps together"  # the name of a chapter's joint row
+STEP_PREFIXES = ("reached, ", "time, ")  # of the names of a single step's quantities
 STANDS, DOES_NOT_STAND = "stands", "does not stand"
 
 
@@ -47,6 +49,10 @@ class Row:
     @property
     def reason(self) -> str:
         return self.change.reason
+
+    @property
+    def of_one_step(self) -> bool:
+        return self.name.startswith(STEP_PREFIXES)
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,8 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        return bool(self.failing)
+        """Whether something got worse, or a file could not be used: it might have told so."""
+        return bool(self.failing or self.problems)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, ready for strict JSON: what is unknown is null."""
@@ -157,11 +164,32 @@ def _sentence(report: Report) -> str:
     told = report.comparisons
     counts = Counter(row.answer for row in told)
     listed = ", ".join(f"{counts[answer]} {answer}" for answer in WORST_FIRST if counts[answer])
-    if report.failed:
-        says = f"**The gate fails:** {len(report.failing)} of {len(told)} comparisons got worse"
+    if report.failing:
+        says = f"{len(report.failing)} of {len(told)} comparisons got worse"
     else:
-        says = f"**The gate passes:** none of {len(told)} comparisons got worse"
-    return f"{says} ({listed}; tolerance {100 * report.tolerance:.3g}%)."
+        says = f"of {len(told)} comparisons none is shown to be worse{_unseen(report.rows)}"
+    if report.problems:
+        files = "1 file" if len(report.problems) == 1 else f"{len(report.problems)} files"
+        says = f"{files} could not be used, so that the result cannot be trusted; {says}"
+    answer = "fails" if report.failed else "passes"
+    return f"**The gate {answer}:** {says} ({listed}; tolerance {100 * report.tolerance:.3g}%)."
+
+
+def _unseen(rows: Sequence[Row]) -> str:
+    """What a pass does not say: how small a change would not have been seen."""
+    steps = _smallest_seen([row for row in rows if row.of_one_step])
+    chapters = _smallest_seen([row for row in rows if row.name == ALL_STEPS])
+    if not steps:
+        return ""
+    also = f", of a chapter's steps together below about {chapters}-fold" if chapters else ""
+    return f"; of single steps, changes below about {steps}-fold would not be{also}"
+
+
+def _smallest_seen(rows: Sequence[Row]) -> str:
+    """The fold by which half of these would have to change; empty where no ratio was judged."""
+    changes = [row.change for row in rows if isfinite(row.change.ratio)]
+    halves = [log(change.high / change.low) / 2 for change in changes]
+    return format_significant(exp(median(halves))) if halves else ""
 
 
 def _undecided(rows: Sequence[Row]) -> list[str]:

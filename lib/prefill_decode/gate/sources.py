@@ -1,8 +1,8 @@
 """Sources: the runs that a folder, a file or a git revision holds, and the code of a revision.
 
-A folder of results, the checkout's own or any other, gives its records as runs; as a base also its
-history and its pinned runs. A revision is read from git as that folder was, without checking it
-out.
+A folder of results, the checkout's own or any other, gives its records as runs, and its pinned
+runs; as a base also its history. A revision is read from git as that folder was, without checking
+it out. Fresh records in another folder of a checkout go with the pinned runs of that checkout.
 """
 
 import subprocess
@@ -10,7 +10,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 
@@ -40,6 +40,7 @@ class Source:
     pinned: list[Run] = field(default_factory=list)
     records: dict[str, Record] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    of_checkout: bool = False  # a checkout's results, or a revision's: baselines live there
 
     @property
     def as_base(self) -> list[Run]:
@@ -54,7 +55,12 @@ def read_sources(base: str, current: str, checkout: Path | None) -> tuple[Source
     A current file that holds one claim alone speaks for that claim: other claims of the base are
     not missed.
     """
-    before, now = _read(base, checkout), _read(current, checkout)
+    for side, text in (("BASE", base), ("CURRENT", current)):
+        if not text.strip():
+            raise ValueError(
+                f"{side} is a folder, a file or a revision; got an empty text: name it"
+            )
+    before, now = _read(base, checkout), _with_pins_around(_read(current, checkout))
     if before.place == now.place:
         raise ValueError(
             f"a run is never compared with itself; {base!r} and {current!r} are both {now.place}: "
@@ -66,8 +72,45 @@ def read_sources(base: str, current: str, checkout: Path | None) -> tuple[Source
         raise _nothing(current, now.problems)
     claims = {run.claim for run in now.runs}
     if Path(now.place).is_file() and len(claims) == 1:
-        before = _only(before, claims)
+        before, now = _only(before, claims), _only(now, claims)
     return before, now
+
+
+def pins_of(base: Source, current: Source) -> tuple[list[Run], set[tuple[str, str]]]:
+    """The runs that current ones are held against for good, and the claims and kinds of machine
+    whose pin has moved with the change under test: current's own pins come before base's."""
+    before, now = _by_place(base.pinned), _by_place(current.pinned)
+    moved = {
+        place
+        for place, runs in now.items()
+        if _ids(runs) != _ids(before.get(place, [])) and (place in before or base.of_checkout)
+    }
+    chosen = before | now
+    return [run for runs in chosen.values() for run in runs], moved
+
+
+def _ids(runs: Sequence[Run]) -> set[str]:
+    return {run.run_id for run in runs}
+
+
+def _by_place(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
+    found: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        found.setdefault((run.claim, run.machine["kind"]), []).append(run)
+    return found
+
+
+def _with_pins_around(source: Source) -> Source:
+    """Fresh records go with the pins of the checkout that they lie in, but for those they bring."""
+    path = Path(source.place)
+    root = find_checkout(path) if path.exists() else None
+    if root is None or source.of_checkout:
+        return source
+    around, problems = baselines(root / RESULTS)
+    chosen = _by_place(around) | _by_place(source.pinned)
+    pinned = [run for runs in chosen.values() for run in runs]
+    told = list(dict.fromkeys([*source.problems, *problems]))
+    return replace(source, pinned=pinned, problems=told)
 
 
 def _read(text: str, checkout: Path | None) -> Source:
@@ -94,7 +137,16 @@ def _read_folder(folder: Path, place: str) -> Source:
     pinned, still_more = baselines(folder)
     by_run = {run_of(record).run_id: record for record in records}
     runs = [run_of(record) for record in records]
-    return Source(place, runs, earlier, pinned, by_run, [*problems, *more, *still_more])
+    root = find_checkout(folder.resolve())
+    return Source(
+        place,
+        runs,
+        earlier,
+        pinned,
+        by_run,
+        [*problems, *more, *still_more],
+        root is not None and folder.resolve() == (root / RESULTS).resolve(),
+    )
 
 
 def _read_file(path: Path) -> Source:
@@ -110,13 +162,15 @@ def _read_revision(text: str, checkout: Path | None) -> Source:
     with _unpacked(text, checkout, RESULTS) as (folder, revision):
         found = _read_folder(folder / RESULTS, revision)
         told = [problem.replace(f"{folder}/", f"{text}:") for problem in found.problems]
-    return Source(found.place, found.runs, found.earlier, found.pinned, found.records, told)
+    return replace(found, problems=told, of_checkout=True)
 
 
 @contextmanager
 def code_of(text: str, checkout: Path | None) -> Iterator[Path]:
     """A folder that holds lib/prefill_decode: a checkout's own, or a revision's for as long as the
     block lasts. ValueError for neither."""
+    if not text.strip():
+        raise ValueError("code is read from a checkout or a revision; got an empty text: name it")
     path = Path(text)
     if path.is_dir():
         if not (path / LIBRARY).is_dir():
@@ -165,13 +219,11 @@ def _only(source: Source, claims: set[str]) -> Source:
     def kept(runs: list[Run]) -> list[Run]:
         return [run for run in runs if run.claim in claims]
 
-    return Source(
-        source.place,
-        kept(source.runs),
-        kept(source.earlier),
-        kept(source.pinned),
-        source.records,
-        source.problems,
+    return replace(
+        source,
+        runs=kept(source.runs),
+        earlier=kept(source.earlier),
+        pinned=kept(source.pinned),
     )
 
 

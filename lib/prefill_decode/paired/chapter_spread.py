@@ -17,6 +17,7 @@ from typing import Any
 from prefill_decode.change import Quantity, judge_change
 from prefill_decode.paired.rates import dependent_rate
 from prefill_decode.paired.sessions import KeptRun
+from prefill_decode.results import STEP_PREFIXES
 
 BASE_RUNS = 3
 MOST_CHOICES = 2000
@@ -97,10 +98,13 @@ def _rates(
 ) -> dict[str, Any]:
     """False alarms: of any quantity. Caught: the one quantity that was made worse, in turn."""
 
+    single_steps = sum(name.startswith(STEP_PREFIXES) for name in names)
+    family = {True: single_steps, False: len(names) - single_steps}  # as the gate judges them
+
     def slower(name: str, current: Quantity, base: Sequence[int]) -> bool:
         before = [runs[i].quantities[name].measured for i in base]
-        now = [current.measured]
-        change = judge_change(before, now, current.better, tolerance, judged=len(names))
+        judged = family[name.startswith(STEP_PREFIXES)]
+        change = judge_change(before, [current.measured], current.better, tolerance, judged)
         return change.answer == "regression"
 
     alarms = caught = 0

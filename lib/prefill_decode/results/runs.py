@@ -144,8 +144,9 @@ def accept(
 ) -> list[Path]:
     """Pins a machine's last runs of each claim as what later ones are held against.
 
-    Only runs of the newest one's setting and on its host are pinned, and no void ones. ValueError,
-    with nothing pinned, if a claim has no run here or its newest is void."""
+    Only runs of the newest one's commit and setting and on its host are pinned, and no void ones:
+    a baseline is of one state of the code. ValueError, with nothing pinned, if a claim has no run
+    here or its newest is void."""
     if most_runs < 1:
         raise ValueError(f"a baseline holds one run or more; got most_runs {most_runs}")
     with only_writer(results):
@@ -176,8 +177,12 @@ def known_runs(results: Path, claim: str, slug: str) -> list[Run]:
 
 
 def _belongs_to(run: Run, newest: Run) -> bool:
-    hosts = (run.machine["host"], newest.machine["host"])
-    return run.setting == newest.setting and hosts[0] == hosts[1]
+    """Whether both were made alike. A commit "+changes" is another one than that without."""
+
+    def mark(each: Run) -> tuple[Any, ...]:
+        return each.commit, each.setting, each.machine["host"]
+
+    return mark(run) == mark(newest)
 
 
 def _pin(results: Path, claim: str, slug: str, runs: Sequence[Run]) -> Path:
