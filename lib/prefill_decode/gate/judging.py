@@ -20,13 +20,12 @@ from prefill_decode.change import TOLERANCE, Answer, Change, Quantity, judge_cha
 from prefill_decode.gate.joint import steps_in_common, together, without_zeros
 from prefill_decode.gate.report import (
     ALL_STEPS,
-    STEP_PREFIXES,
     Against,
     Report,
     Row,
     VerdictRow,
 )
-from prefill_decode.results import Run, same_host, same_kind
+from prefill_decode.results import STEP_PREFIXES, Run, same_host, same_kind
 from prefill_decode.statistics import Interval
 
 MOST_RUNS = 5  # of each side: older ones tell of an older machine

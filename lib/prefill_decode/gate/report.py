@@ -8,6 +8,7 @@ from statistics import geometric_mean, median
 from typing import Any, Literal, TypeVar
 
 from prefill_decode.change import Answer, Better, Change
+from prefill_decode.results import STEP_PREFIXES
 from prefill_decode.statistics import Interval
 from prefill_decode.units import format_seconds, format_significant, seconds_unit
 
@@ -22,7 +23,6 @@ SIGNS: dict[Answer, str] = {
 WORST_FIRST: list[Answer] = ["regression", "improvement", "inconclusive", "not comparable", "ok"]
 HEADER = ("answer", "claim", "what", "base", "now", "now / base", "against", "why")
 ALL_STEPS = "all steps together"  # the name of a chapter's joint row
-STEP_PREFIXES = ("reached, ", "time, ")  # of the names of a single step's quantities
 STANDS, DOES_NOT_STAND = "stands", "does not stand"
 
 
