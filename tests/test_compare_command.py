@@ -544,3 +544,15 @@ def test_accept_of_nothing_is_refused(claim, message, checkout, capsys, monkeypa
     monkeypatch.setattr(measure, "describe_machine", lambda device="auto": other)
     assert cli.main(["results", "--accept", *([claim] if claim else [])]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_run_that_came_out_with_other_parameters_is_left_out(make, checkout, monkeypatch, capsys):
+    def run_chapter(project, *given, **named):
+        save(make(20) | {"parameters": {"batch_sizes": [1, 4]}}, project.results)
+
+    monkeypatch.setattr(remeasure, "run_chapter", run_chapter)
+    monkeypatch.setattr(remeasure, "_parameters", lambda *given: {})
+    save_current(make, checkout)
+    code, out, _ = compared(capsys, "main", ".")
+    assert code == 1
+    assert "with other parameters: that run is left out" in out
