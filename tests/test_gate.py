@@ -414,13 +414,6 @@ def test_a_moved_baseline_of_other_parameters_or_machines_silences_nothing():
     assert compare(base, now, there, moved=moved(SEVEN_763["kind"])).failed
 
 
-def test_a_run_that_is_its_own_new_baseline_passes_with_a_note():
-    base, now = runs([1.0] * 5, "higher"), runs([0.5], "higher", start=20)
-    report = compare(base, now, now, moved=moved(NINE_V_74["kind"]))
-    assert not report.failed
-    assert "decode: a current run is pinned too, and is not held against itself" in report.notes
-
-
 def test_a_slow_drift_is_caught_against_the_pinned_runs():
     drift = [1.0 * 0.93**i for i in range(12)]
     everything = runs(drift, "higher")
@@ -690,3 +683,35 @@ def test_a_file_that_could_not_be_used_fails_the_gate():
         assert torn.as_dict()["failed"]
         says = f"**The gate fails:** {words} not be used, so that the result cannot be trusted; of "
         assert torn.markdown().startswith(says)
+
+
+def test_a_claim_that_vanished_fails_even_where_nothing_else_is_new_on_its_machine():
+    base = [run(1, {"a": quantity(2.0, "higher")}), run(2, {}, claim="gone")]
+    elsewhere = run(3, {"a": quantity(2.0, "higher")}, machine=SEVEN_763)
+    report = compare(base, [base[0], elsewhere])
+    assert [(row.claim, row.base, row.reason) for row in report.failing] == [
+        ("gone", "supported", "missing in this run")
+    ]
+
+
+def test_a_metric_that_the_newest_run_lacks_is_missed_though_an_older_one_has_it():
+    both = {"a": quantity(2.0, "higher"), "b": quantity(2.0, "higher")}
+    report = compare([run(1, both)], [run(2, both), run(3, {"a": both["a"]})])
+    assert [(row.name, row.reason) for row in report.failing] == [("b", "missing in this run")]
+
+
+def test_a_moved_baseline_that_is_the_run_under_test_excuses_nothing():
+    good = runs([2.0] * 5, "higher")
+    worse = run(9, {"share": quantity(0.5, "higher")}, outcome="refuted")
+    place = {("decode", NINE_V_74["kind"])}
+    report = compare(good, [worse], [worse], moved=place)
+    assert {row.name for row in report.failing} == {"share", "verdict"}
+    assert "measure once more" in report.notes[0]
+    moved = compare(good, [worse], [replace(worse, run_id="f" * 16)], moved=place)
+    assert not moved.failed
+
+
+def test_a_zero_in_a_run_that_is_too_old_to_count_is_no_obstacle():
+    name = "reached, decode x1"
+    base = runs([0.0, *[0.5] * 7], "higher", name=name)
+    assert not compare(base, [run(20, {name: quantity(0.5, "higher")})]).failed

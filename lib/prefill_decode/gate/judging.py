@@ -86,10 +86,11 @@ def compare(
     known = {run.run_id for run in base}
     fresh = [run for run in (*current, *again) if run.run_id not in known]
     idle = _places(current) - _places(fresh)
-    last = list(_meetings(base, fresh, again, "last", idle))
+    kinds = _by_kind([*current, *again])  # also those whose runs all stand in the base
+    last = list(_meetings(kinds, base, fresh, again, "last", idle))
     replaced = [meeting for meeting in last if _is_replaced(meeting, pinned, moved)]
     meetings = [meeting for meeting in last if meeting not in replaced]
-    meetings += _meetings(pinned, fresh, again, "pinned", idle)
+    meetings += _meetings(kinds, pinned, fresh, again, "pinned", idle)
     judged = _families(_all_rows(meetings, tolerance, Counter()))
     rows = _all_rows(meetings, tolerance, judged)
     verdicts = [row for meeting in meetings for row in _verdict_rows(meeting)]
@@ -119,11 +120,14 @@ def _places(runs: Sequence[Run]) -> set[Place]:
 
 
 def _is_replaced(meeting: _Meeting, pinned: Sequence[Run], moved: Collection[Place]) -> bool:
-    """Whether a moved baseline stands in for the last runs: it must be one of these parameters."""
+    """Whether a moved baseline stands in for the last runs: it must be one of these parameters, and
+    hold more than the runs under test."""
     if not meeting.now:
         return False
     here = meeting.claim, meeting.newest.machine["kind"]
-    fitting = [run for run in pinned if run.setting == meeting.newest.setting]
+    tested = {run.run_id for run in meeting.now}
+    others = [run for run in pinned if run.run_id not in tested]
+    fitting = [run for run in others if run.setting == meeting.newest.setting]
     return here in moved and here in _places(fitting)
 
 
@@ -133,6 +137,7 @@ def _families(rows: Sequence[Row]) -> Counter[bool]:
 
 
 def _meetings(
+    kinds: Sequence[Sequence[Run]],
     earlier: Sequence[Run],
     current: Sequence[Run],
     again: Sequence[Run],
@@ -140,8 +145,9 @@ def _meetings(
     idle: Collection[Place],
 ) -> Iterator[_Meeting]:
     repeated = {run.run_id for run in current}
-    for here in _by_kind(current):
-        machine = here[0].machine
+    for group in kinds:
+        machine = group[0].machine
+        here = [run for run in current if same_kind(run.machine, machine)]
         near = [run for run in earlier if same_kind(run.machine, machine)]
         far = [run for run in earlier if not same_kind(run.machine, machine)]
         for claim in dict.fromkeys(run.claim for run in (*here, *near)):
@@ -200,12 +206,11 @@ def _rows_alike(meeting: _Meeting, answer: Answer, reason: str) -> list[Row]:
 
 def _joint_rows(meeting: _Meeting, tolerance: float, judged: int) -> list[Row]:
     """All steps of the chapter as one quantity, a share, which travels between hosts of a kind."""
-    runs = [*meeting.alike[-MOST_RUNS:], *meeting.now_alike[-MOST_RUNS:]]
-    steps = without_zeros(steps_in_common(meeting.alike[-1], meeting.newest), runs)
+    before, now = meeting.alike[-MOST_RUNS:], meeting.now_alike[-MOST_RUNS:]
+    steps = without_zeros(steps_in_common(before[-1], meeting.newest), [*before, *now])
     if not steps:
         return []
-    old, new = (together(side, steps) for side in (meeting.alike, meeting.now_alike))
-    old, new = old[-MOST_RUNS:], new[-MOST_RUNS:]
+    old, new = together(before, steps), together(now, steps)
     change = judge_change(old, new, "higher", tolerance, judged)
     return [_row_of(meeting, ALL_STEPS, Quantity(new[-1], "1", "higher"), old, new, change)]
 
@@ -228,7 +233,7 @@ def _judge(
     name: str, old: list[Run], new: list[Run], meeting: _Meeting, tolerance: float, judged: int
 ) -> tuple[Change, list[Run], list[Run]]:
     """The change of one quantity, and the runs of both sides that it rests on."""
-    if not new:
+    if name not in meeting.newest.quantities:
         return _vanished(name, meeting), old[-MOST_RUNS:], []
     if not old:
         return Change("ok", NEW, nan, nan, nan), [], new[-MOST_RUNS:]
@@ -253,7 +258,7 @@ def _vanished(name: str, meeting: _Meeting) -> Change:
     """A number that is gone is no pass. But which steps a chapter times may follow from ceilings
     that it measured: where another of its family stands in for a step, it was not dropped."""
     before = [step for step in meeting.alike[-1].quantities if _family(step) == _family(name)]
-    now = {step: None for run in meeting.now_alike for step in run.quantities}
+    now = list(meeting.newest.quantities)
     gone = [step for step in before if step not in now]
     new = [step for step in now if _family(step) == _family(name) and step not in before]
     if name.startswith(STEP_PREFIXES) and name in gone[: len(new)]:
@@ -321,7 +326,7 @@ def _verdict_rows(meeting: _Meeting) -> list[VerdictRow]:
         machine = meeting.before[-1] if meeting.before else None
         if machine is None:
             return []
-        return [_verdict_row(meeting, machine, None, "regression", MISSING)]
+        return [_verdict_row(meeting, machine, machine.outcome, "regression", MISSING)]
     if meeting.before:
         earlier = _decided(meeting.alike) or _decided(meeting.before) or meeting.before
         return [_turned(meeting, earlier[-1].outcome)]
@@ -434,7 +439,10 @@ def _notes(meetings: Sequence[_Meeting]) -> Iterator[str]:
         if not meeting.now:
             continue
         if meeting.repeats:
-            yield f"{meeting.claim}: a current run is pinned too, and is not held against itself"
+            yield (
+                f"{meeting.claim}: a current run is pinned too, and is not held against itself: "
+                "measure once more to hold that run against the new baseline"
+            )
         left = sum(run.setting != meeting.newest.setting for run in meeting.now)
         if left:
             yield f"{meeting.claim}: {left} current runs with other parameters are left out"

@@ -166,13 +166,16 @@ def _sentence(report: Report) -> str:
     listed = ", ".join(f"{counts[answer]} {answer}" for answer in WORST_FIRST if counts[answer])
     if report.failing:
         says = f"{len(report.failing)} of {len(told)} comparisons got worse"
+    elif not told:
+        says = "nothing was compared"
     else:
         says = f"of {len(told)} comparisons none is shown to be worse{_unseen(report.rows)}"
     if report.problems:
         files = "1 file" if len(report.problems) == 1 else f"{len(report.problems)} files"
         says = f"{files} could not be used, so that the result cannot be trusted; {says}"
     answer = "fails" if report.failed else "passes"
-    return f"**The gate {answer}:** {says} ({listed}; tolerance {100 * report.tolerance:.3g}%)."
+    listed = f"{listed}; " if listed else ""
+    return f"**The gate {answer}:** {says} ({listed}tolerance {100 * report.tolerance:.3g}%)."
 
 
 def _unseen(rows: Sequence[Row]) -> str:
