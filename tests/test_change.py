@@ -285,3 +285,11 @@ def test_judging_many_quantities_asks_for_more_of_each():
     assert widths[1] / widths[0] == pytest.approx(3.8906 / 2.5758, rel=1e-4)
     with pytest.raises(ValueError, match="at least one quantity"):
         judge_change(runs(1.0), runs(1.5), "lower", judged=0)
+
+
+def test_times_are_expected_to_spread_twice_as_much_as_ratios():
+    logs = [
+        log(change.high / change.low)
+        for change in (judge_change(runs(1.0), runs(1.0), "lower", unit=u) for u in ("1", "s"))
+    ]
+    assert logs[1] / logs[0] == pytest.approx(2)

@@ -10,9 +10,8 @@ finds small ones.
 Whoever judges many quantities says how many: an interval then misses so rarely that one false alarm
 among all of them is as rare as it would be for one.
 
-Ignores: that quantities of one run move together, which makes this too cautious; and that times in
-seconds spread more than ratios, which makes it too bold for them. So what looks worse is measured
-again before it is believed.
+Ignores: that quantities of one run move together, which makes this too cautious. What looks worse
+is measured again before it is believed.
 
 Source: the spread is estimated as by a scaled inverse chi-squared prior (Gelman et al., "Bayesian
 Data Analysis", 3rd edition, section 2.6); intervals of pairs are those of `statistics`.
@@ -33,9 +32,11 @@ Answer = Literal["ok", "regression", "improvement", "inconclusive", "not compara
 RATIO_UNIT = "1"
 TOLERANCE = 0.10
 CHANGE_COVERAGE = 0.99
-# Standard deviation of log medians of fresh runs on a shared machine of two cores. The page on how
-# far to trust these numbers measures it: 0.05 to 0.11 for shares and ratios.
+# Standard deviation of log medians of fresh runs, as a shared machine of two cores shows it: the
+# page on how far to trust these numbers measures it. Times drift with the clock and the neighbours,
+# which ratios inside a round do not.
 BETWEEN_RUNS = 0.10
+BETWEEN_RUNS_OF_TIMES = 0.20
 PRIOR_RUNS = 4  # how many runs that expectation counts for, beside the runs' own spread
 SUSPICIOUS_FOLD = 2.0
 HALF_WIDTH_SIGMAS = 1.96  # half of a 95 % interval, in standard deviations
@@ -84,14 +85,16 @@ def judge_change(
     better: Better,
     tolerance: float = TOLERANCE,
     judged: int = 1,
+    unit: str = RATIO_UNIT,
 ) -> Change:
     """The change between runs made at different hours, one interval for each run.
 
     Means of log medians are compared; the interval is theirs at 99 % under the estimated spread
     between runs, for all of the `judged` quantities together (Bonferroni). Where that spread is in
-    truth 0.10, it covers the true ratio 98 % of the time with three base runs. Where a median is 0
-    there is no ratio: a change counts when the runs of both sides do not overlap. ValueError for no
-    runs and for medians that are negative or not finite.
+    truth as expected, it covers the true ratio 98 % of the time with three base runs. A unit other
+    than 1 says that these are no ratios, and spread more. Where a median is 0 there is no ratio: a
+    change counts when the runs of both sides do not overlap. ValueError for no runs and for medians
+    that are negative or not finite.
     """
     check_better(better)
     _check_tolerance(tolerance)
@@ -99,9 +102,9 @@ def judge_change(
     if 0 in (*before, *after):
         return _judge_zeros(before, after, better)
     logs_before, logs_after = [log(m) for m in before], [log(m) for m in after]
-    spread = max(
-        _spread_between_runs([logs_before, logs_after]), _spread_within_runs([*base, *current])
-    )
+    expected = BETWEEN_RUNS if unit == RATIO_UNIT else BETWEEN_RUNS_OF_TIMES
+    between = _spread_between_runs([logs_before, logs_after], expected)
+    spread = max(between, _spread_within_runs([*base, *current]))
     error = spread * sqrt(1 / len(before) + 1 / len(after))
     coverage = _coverage_of_each(judged)
     half_width = NormalDist().inv_cdf((1 + coverage) / 2) * error
@@ -209,7 +212,7 @@ def _coverage_of_each(judged: int) -> float:
     return 1 - (1 - CHANGE_COVERAGE) / judged
 
 
-def _spread_between_runs(sides: Sequence[Sequence[float]]) -> float:
+def _spread_between_runs(sides: Sequence[Sequence[float]], expected: float) -> float:
     """Standard deviation of a run's log median, part expectation, part the runs' own.
 
     Each side spreads around its own mean, so that one odd run among several current ones widens
@@ -217,7 +220,7 @@ def _spread_between_runs(sides: Sequence[Sequence[float]]) -> float:
     """
     squares = sum((value - fmean(side)) ** 2 for side in sides for value in side)
     free = sum(len(side) - 1 for side in sides)
-    return sqrt((PRIOR_RUNS * BETWEEN_RUNS**2 + squares) / (PRIOR_RUNS + free))
+    return sqrt((PRIOR_RUNS * expected**2 + squares) / (PRIOR_RUNS + free))
 
 
 def _spread_within_runs(runs: Sequence[Interval]) -> float:

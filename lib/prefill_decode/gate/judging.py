@@ -251,7 +251,7 @@ def _judge(
         reason = "absolute times on another machine, or on one not known to be the same"
         return Change("not comparable", reason, nan, nan, nan), [], new
     before, now = ([run.quantities[name].measured for run in side] for side in (old, new))
-    return judge_change(before, now, held.better, tolerance, judged), old, new
+    return judge_change(before, now, held.better, tolerance, judged, held.unit), old, new
 
 
 def _vanished(name: str, meeting: _Meeting) -> Change:

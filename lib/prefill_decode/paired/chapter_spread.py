@@ -104,7 +104,8 @@ def _rates(
     def slower(name: str, current: Quantity, base: Sequence[int]) -> bool:
         before = [runs[i].quantities[name].measured for i in base]
         judged = family[name.startswith(STEP_PREFIXES)]
-        change = judge_change(before, [current.measured], current.better, tolerance, judged)
+        now, unit = [current.measured], current.unit
+        change = judge_change(before, now, current.better, tolerance, judged, unit)
         return change.answer == "regression"
 
     alarms = caught = 0
