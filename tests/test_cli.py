@@ -81,7 +81,7 @@ def test_a_files_name_forges_no_line_and_breaks_no_json(record, tmp_path):
     (problem,) = strict(done.stdout)["problems"]
     assert told in problem
     problem.encode()  # no lone surrogate
-    words = f"no such\nprefill-decode: all is well"
+    words = "no such\nprefill-decode: all is well"
     assert "\nprefill-decode: all" not in run("list", "--results", words).stderr
 
 

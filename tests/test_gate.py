@@ -555,12 +555,12 @@ def test_markdown_escapes_what_would_break_a_table_and_shows_times_in_their_unit
 
 
 def test_no_name_becomes_a_link_an_image_emphasis_mathematics_or_a_mention():
-    name = "![i](u) [l](u) *e* _e_ ~s~ @someone $x$ https://example.org www.example.org"
+    name = "![i](u) [l](u) *e* _e_ __e__ a_b_c ~s~ @someone $x$ https://example.org www.example.org"
     base = [run(i, {name: quantity(1.0, "higher")}) for i in range(5)]
     report = compare(base, [run(9, {name: quantity(1.0, "higher")})])
     shown = replace(report, notes=(name,), problems=(name,)).markdown()
     told = (
-        r"\!\[i\](u) \[l\](u) \*e\* \_e\_ \~s\~ @~someone <span>$</span>x<span>$</span> "
+        r"\!\[i\](u) \[l\](u) \*e\* \_e\_ \_\_e\_\_ a_b_c \~s\~ @~someone <span>$</span>x<span>$</span> "
         "https:~//example.org www~.example.org"
     )
     assert shown.replace("\u200b", "~").count(told) == 3

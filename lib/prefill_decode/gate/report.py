@@ -24,9 +24,10 @@ SIGNS: dict[Answer, str] = {
 WORST_FIRST: list[Answer] = ["regression", "improvement", "inconclusive", "not comparable", "ok"]
 NO_SPACE = "\u200b"  # takes no room, and ends what would be a mention or a link
 MARKUP = str.maketrans(
-    {letter: f"\\{letter}" for letter in "\\|`[]!*_~"}
+    {letter: f"\\{letter}" for letter in "\\|`[]!*~"}
     | {"&": "&amp;", "<": "&lt;", "@": f"@{NO_SPACE}", "$": "<span>$</span>"}
 )
+UNDERSCORE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")  # inside a word it is no emphasis
 AUTOLINK = re.compile(r":(?=//)|\bwww(?=\.)", re.IGNORECASE)  # what begins one without a bracket
 HEADER = ("answer", "claim", "what", "base", "now", "now / base", "against", "why")
 ALL_STEPS = "all steps together"  # the name of a chapter's joint row
@@ -270,7 +271,7 @@ def _ratio(change: Change) -> str:
 def _escape(text: str) -> str:
     """Text that stays within its cell and is no markup, link, mathematics or mention."""
     plain = " ".join(text.split()).translate(MARKUP)
-    return AUTOLINK.sub(f"\\g<0>{NO_SPACE}", plain)
+    return AUTOLINK.sub(f"\\g<0>{NO_SPACE}", UNDERSCORE.sub(r"\\_", plain))
 
 
 def _bullets(heading: str, lines: Sequence[str]) -> str:
