@@ -560,7 +560,8 @@ def test_no_name_becomes_a_link_an_image_emphasis_mathematics_or_a_mention():
     report = compare(base, [run(9, {name: quantity(1.0, "higher")})])
     shown = replace(report, notes=(name,), problems=(name,)).markdown()
     told = (
-        r"\!\[i\](u) \[l\](u) \*e\* \_e\_ \_\_e\_\_ a_b_c \~s\~ @~someone <span>$</span>x<span>$</span> "
+        r"\!\[i\](u) \[l\](u) \*e\* \_e\_ \_\_e\_\_ a_b_c \~s\~ "
+        r"@~someone <span>$</span>x<span>$</span> "
         "https:~//example.org www~.example.org"
     )
     assert shown.replace("\u200b", "~").count(told) == 3
