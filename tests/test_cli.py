@@ -1,6 +1,7 @@
 """The command as a user types it, mistakes included."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,31 @@ def test_results_prints_strict_json_and_says_which_files_it_could_not_read(recor
     assert done.returncode == 2
     assert "bad.json" in done.stderr
     assert strict(done.stdout)["records"] == [record]
+
+
+def test_list_names_a_damaged_record_and_exits_2_as_results_does(record, tmp_path):
+    good = results.save(record, tmp_path)
+    (good.parent / "bad.json").write_text("{")
+    done = run("list", "--results", str(tmp_path))
+    assert done.returncode == 2
+    assert "bad.json" in done.stderr
+    assert "not run here" in done.stdout
+
+
+def test_a_files_name_forges_no_line_and_breaks_no_json(record, tmp_path):
+    good = results.save(record, tmp_path)
+    forged = b"a\nprefill-decode: all is well\x1b[2J\xff.json"
+    Path(os.fsdecode(os.fsencode(good.parent) + b"/" + forged)).write_text("{")
+    done = run("results", "--json", "--results", str(tmp_path))
+    told = "a\\nprefill-decode: all is well\\x1b[2J\\udcff.json"
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    (problem,) = strict(done.stdout)["problems"]
+    assert told in problem
+    problem.encode()  # no lone surrogate
+    words = "no such\nprefill-decode: all is well"
+    assert "\nprefill-decode: all" not in run("list", "--results", words).stderr
 
 
 def test_results_without_json_is_the_table_of_verdicts(record, tmp_path):
@@ -161,6 +187,10 @@ def test_certify_reads_a_model_from_its_config(tmp_path, capsys):
         (["run", "-p", "batch_sizes=[8]", "decode_is_bandwidth_bound"], "at least two rising"),
         (["run", "--results", "README.md/x"], "must be a folder to write to"),
         (["list", "--results", "README.md"], "no such folder"),
+        (["list", "--results", "/nowhere/at/all"], "no such folder"),
+        (["list", "--results", ""], "must be a folder; got an empty text"),
+        (["results", "--results", ""], "must be a folder; got an empty text"),
+        (["results", "--json", "--accept"], "--json shows records and --accept pins runs"),
         (["hardware", "h100 smx"], "did you mean H100 SXM?"),
         (["hardware", "h100"], "could be H100 SXM, H100 PCIe"),
         (["hardware", "--dtype", "int8"], "dtype must be one of bfloat16"),

@@ -177,8 +177,7 @@ def test_h13_i_a_file_whose_direction_is_unknown_is_refused(direction, make, fol
         (["current", "base"], "'current' holds no usable one"),
         (["base", "nowhere"], "this is no checkout"),
         (["base", "x" * 300], "File name too long"),
-        (["base", "good", "--tolerance", "0"], "tolerance is a positive share"),
-        (["base", "good", "--tolerance", "nan"], "tolerance is a positive share"),
+        (["--code", "base", "good", "--remeasure", "2"], "--remeasure is for records"),
     ],
 )
 def test_what_cannot_be_compared_is_a_sentence_and_exit_code_2(
@@ -193,7 +192,12 @@ def test_what_cannot_be_compared_is_a_sentence_and_exit_code_2(
 
 
 @pytest.mark.parametrize(
-    "words", [["a"], ["a", "b", "--remeasure", "-1"], ["a", "b", "--remeasure", "x"]]
+    "words",
+    [
+        ["a"],
+        *(["a", "b", "--remeasure", text] for text in ("-1", "x")),
+        *(["a", "b", "--tolerance", text] for text in ("0", "-1", "nan", "inf", "10", "x")),
+    ],
 )
 def test_a_mistyped_comparison_ends_with_exit_code_2(words, capsys):
     with pytest.raises(SystemExit) as ended:
@@ -333,6 +337,37 @@ def test_the_same_code_twice_is_refused(root, capsys, monkeypatch):
         code, out, err = compared(capsys, "--code", *words)
         assert (code, out) == (2, "")
         assert "code is never compared with itself" in err
+
+
+def test_a_revision_is_not_compared_with_itself_but_may_have_two_names(checkout, capsys):
+    (checkout / "lib" / "prefill_decode").mkdir(parents=True, exist_ok=True)
+    (checkout / "lib" / "prefill_decode" / "a.py").write_text("one")
+    git(checkout, "add", "-A")
+    git(checkout, "commit", "-qm", "code")
+    code, out, err = compared(capsys, "--code", "HEAD", "HEAD")
+    assert (code, out) == (2, "")
+    assert "never compared with itself; both sides are 'HEAD'" in err
+    code, out, err = compared(capsys, "--code", "HEAD", "HEAD~0")
+    assert (code, err) == (0, "")
+    assert "nothing to measure" in out
+
+
+def test_a_link_in_a_revision_is_a_problem_and_in_code_a_refusal(make, checkout, capsys):
+    package, records = checkout / "lib" / "prefill_decode", checkout / "book" / "results"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "a.py").symlink_to("elsewhere.py")
+    (records / CLAIM / "linked.json").symlink_to("elsewhere.json")
+    git(checkout, "add", "-A")
+    git(checkout, "commit", "-qm", "links")
+    (records / CLAIM / "linked.json").unlink()
+    save(make(9), records)
+    code, out, err = compared(capsys, "HEAD", ".", "--json")
+    assert code == 2
+    assert f"HEAD:book/results/{CLAIM}/linked.json: a symbolic link" in err
+    assert len(json.loads(out)["problems"]) == 1
+    code, out, err = compared(capsys, "--code", "HEAD", str(checkout))
+    assert (code, out) == (2, "")
+    assert "HEAD:lib/prefill_decode/a.py: a symbolic link" in err
 
 
 def test_codes_are_compared_under_the_lock_that_chapters_are_measured_under(

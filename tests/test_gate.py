@@ -547,6 +547,20 @@ def test_markdown_escapes_what_would_break_a_table_and_shows_times_in_their_unit
     assert {line.replace("\\|", "").count("|") for line in rows} == {9}
 
 
+def test_no_name_becomes_a_link_an_image_emphasis_mathematics_or_a_mention():
+    name = "![i](u) [l](u) *e* _e_ __e__ a_b_c ~s~ @someone $x$ https://example.org www.example.org"
+    base = [run(i, {name: quantity(1.0, "higher")}) for i in range(5)]
+    report = compare(base, [run(9, {name: quantity(1.0, "higher")})])
+    shown = replace(report, notes=(name,), problems=(name,)).markdown()
+    told = (
+        r"\!\[i\](u) \[l\](u) \*e\* \_e\_ \_\_e\_\_ a_b_c \~s\~ "
+        r"@~someone <span>$</span>x<span>$</span> "
+        "https:~//example.org www~.example.org"
+    )
+    assert shown.replace("\u200b", "~").count(told) == 3
+    assert name not in shown
+
+
 def test_what_is_undecided_is_summed_up_by_reason():
     base = [run(i, {f"time, {n}": quantity(1.0, "lower", "s") for n in "abc"}) for i in range(2)]
     elsewhere = NINE_V_74 | {"host": "7" * 16}

@@ -350,6 +350,7 @@ def test_a_folder_that_cannot_be_listed_is_reported_beside_the_others(
     closed = tmp_path / "a_closed_claim"
     closed.mkdir()
     (tmp_path / "a_loop").symlink_to(tmp_path / "a_loop")
+    (tmp_path / "a_link").symlink_to(tmp_path / "nowhere")
     (tmp_path / record["claim"] / "folder.json").mkdir()
     listing = os.listdir
 
@@ -361,10 +362,11 @@ def test_a_folder_that_cannot_be_listed_is_reported_beside_the_others(
     monkeypatch.setattr(os, "listdir", listed)
     records, problems = results.load_all(tmp_path)
     assert records == [record]
-    assert len(problems) == 3
+    assert len(problems) == 4
     assert "a_closed_claim" in problems[0]
-    assert "a_loop" in problems[1]
-    assert "folder.json: a record is a regular file" in problems[2]
+    assert "a_link" in problems[1]
+    assert "a_loop" in problems[2]
+    assert "folder.json: a record is a regular file" in problems[3]
     assert results.load_all(tmp_path / "nowhere") == ([], [])
 
 

@@ -13,6 +13,7 @@ import tempfile
 import time
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 from prefill_decode import results
 from prefill_decode.change import Quantity
-from prefill_decode.results import runs, store
+from prefill_decode.results import files, runs, store
 from prefill_decode.statistics import Interval
 
 
@@ -163,7 +164,7 @@ def test_a_bad_line_is_refused_with_file_line_and_reason(record, tmp_path, reaso
     path.write_text(path.read_text() + bad + "\n")
     with pytest.raises(ValueError, match=reason) as caught:
         results.read_runs(path)
-    assert f"{path}, line 2" in str(caught.value)
+    assert str(caught.value).startswith(f"{path}, line 2: not a run: ")
 
 
 def test_one_bad_history_does_not_hide_the_others(record, tmp_path):
@@ -242,6 +243,86 @@ def test_only_runs_like_the_newest_are_pinned_and_no_void_ones(record, tmp_path)
     with pytest.raises(ValueError, match="one run or more"):
         accept(record, tmp_path, 0)
     assert pinned(tmp_path) == ["like it", "newest"]
+
+
+@pytest.mark.parametrize("part", ["record", "history"])
+def test_a_record_or_run_of_another_claim_is_not_pinned(record, tmp_path, part):
+    slug = record["machine"]["slug"]
+    results.save(turn(record, 0), tmp_path)
+    results.save(turn(record, 1, claim="another_claim"), tmp_path)
+    there = {
+        "record": tmp_path / "another_claim" / f"{slug}.json",
+        "history": history_file({**record, "claim": "another_claim"}, tmp_path),
+    }
+    here = {
+        "record": tmp_path / record["claim"] / f"{slug}.json",
+        "history": history_file(record, tmp_path),
+    }
+    there[part].write_bytes(here[part].read_bytes())
+    with pytest.raises(ValueError, match="a record lies at CLAIM/MACHINE"):
+        results.accept(tmp_path, [record["claim"], "another_claim"], slug)
+    assert not (tmp_path / "baseline").exists()
+
+
+@pytest.mark.parametrize("part", ["record", "history"])
+def test_a_link_that_leads_nowhere_is_not_passed_over_when_runs_are_pinned(record, tmp_path, part):
+    path = results.save(record, tmp_path)
+    broken = path if part == "record" else history_file(record, tmp_path)
+    broken.unlink()
+    broken.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="is a regular file"):
+        accept(record, tmp_path)
+    assert not (tmp_path / "baseline").exists()
+
+
+@pytest.mark.parametrize("name", ["fsync", "chmod"])
+def test_a_disk_that_fills_up_while_claims_are_pinned_moves_no_pin(
+    record, tmp_path, monkeypatch, name
+):
+    claims, slug = [record["claim"], "another_claim"], record["machine"]["slug"]
+    for number in (0, 1):
+        for claim in claims:
+            results.save(turn(record, number, claim=claim), tmp_path)
+        if number == 0:
+            results.accept(tmp_path, claims, slug)
+    calls, works = [], getattr(os, name)
+
+    def full_disk(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return works(*arguments)
+
+    monkeypatch.setattr(os, name, full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        results.accept(tmp_path, claims, slug)
+    found, problems = results.baselines(tmp_path)
+    assert ([run.setting["turn"] for run in found], problems) == ([0, 0], [])
+    assert litter(tmp_path) == []
+
+
+def test_what_is_there_and_is_no_folder_is_a_problem_and_what_is_not_there_is_none(
+    record, tmp_path
+):
+    results.save(record, tmp_path)
+    assert results.baselines(tmp_path) == ([], [])
+    (tmp_path / "baseline").write_text("a plain file")
+    assert "cannot be listed" in results.baselines(tmp_path)[1][0]
+    (tmp_path / "baseline").unlink()
+    (tmp_path / "baseline").symlink_to(tmp_path / "nowhere")
+    assert "cannot be listed" in results.baselines(tmp_path)[1][0]
+    (tmp_path / "history" / "a_claim").write_text("a plain file")
+    found, problems = results.history(tmp_path)
+    assert len(found) == len(problems) == 1
+    assert "a_claim: the folder cannot be listed" in problems[0]
+
+
+def test_a_file_of_runs_beyond_all_measure_is_not_read(record, tmp_path):
+    results.save(record, tmp_path)
+    with open(history_file(record, tmp_path), "ab") as file:
+        file.truncate(100_000_001)  # a hole, which takes no room
+    assert results.history(tmp_path)[0] == []
+    assert "at most 100000000 bytes; got 100000001" in results.history(tmp_path)[1][0]
 
 
 def test_an_unknown_host_is_never_the_same_and_a_kind_is_its_mark(record):
@@ -323,9 +404,6 @@ def test_a_folder_that_cannot_be_written_is_an_error_of_the_system(record, tmp_p
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         results.save(record, tmp_path / "file")
-    (tmp_path / "locked" / ".lock").mkdir(parents=True)
-    with pytest.raises(OSError, match="lock"):
-        results.save(record, tmp_path / "locked")
 
     def no_locks(*arguments):
         raise OSError(errno.ENOLCK, "No locks available")
@@ -334,6 +412,31 @@ def test_a_folder_that_cannot_be_written_is_an_error_of_the_system(record, tmp_p
     with pytest.raises(OSError, match="No locks available"):
         results.save(record, tmp_path / "without locks")
     assert not list(tmp_path.rglob("*.json*"))
+
+
+def test_a_lock_that_is_no_regular_file_is_refused(record, tmp_path):
+    for name, make in [
+        ("folder", Path.mkdir),
+        ("pipe", os.mkfifo),
+        ("link", lambda path: path.symlink_to(tmp_path / "elsewhere")),
+    ]:
+        (tmp_path / name).mkdir()
+        make(tmp_path / name / ".lock")
+        with pytest.raises(ValueError, match="a lock is a regular file"):
+            results.save(record, tmp_path / name)
+    assert not (tmp_path / "elsewhere").exists()
+    assert not list(tmp_path.rglob("*.json*"))
+
+
+def test_a_lock_that_another_writer_never_gives_back_is_named(record, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LONGEST_WAIT_S", 0.1)
+    with open(tmp_path / ".lock", "ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match=r"\.lock: another process has held this lock"):
+            results.save(record, tmp_path)
+    assert results.load_all(tmp_path) == ([], [])
+    results.save(record, tmp_path)
+    assert results.load_all(tmp_path) == ([record], [])
 
 
 def test_what_a_killed_writer_left_is_removed_an_hour_later(record, tmp_path):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from prefill_decode.cli.parser import make_parser
-from prefill_decode.cli.shared import FINE, INTERRUPTED, UNUSABLE, drop_output
+from prefill_decode.cli.shared import FINE, INTERRUPTED, UNUSABLE, complain, drop_output
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except ValueError as error:
-        print(f"prefill-decode: {error}", file=sys.stderr)
+        complain(error)
         return UNUSABLE
     except ModuleNotFoundError as error:
         print(
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         drop_output()
         return code  # the verb's own, once it has ended: a regression stays one
     except OSError as error:
-        print(f"prefill-decode: {error}", file=sys.stderr)
+        complain(error)
         return UNUSABLE
     except KeyboardInterrupt:
         print("prefill-decode: interrupted; what had finished is kept", file=sys.stderr)

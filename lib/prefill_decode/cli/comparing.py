@@ -14,6 +14,7 @@ from prefill_decode.cli.shared import (
     UNUSABLE,
     print_json,
     print_last,
+    printable,
     project_of,
     warn,
 )
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from prefill_decode.gate import Report, Source
     from prefill_decode.results import Run
 
+REMEASURED = 2  # times, where the user does not say
+
 
 def compare(options: argparse.Namespace) -> int:
     """Hold runs against earlier ones, or code against earlier code: what became worse."""
@@ -30,11 +33,13 @@ def compare(options: argparse.Namespace) -> int:
 
     if options.code:
         return _compare_code(options)
+    if options.remeasure is None:
+        options.remeasure = REMEASURED
     if options.budget is not None:
         raise ValueError("--budget is for --code; records were measured with budgets of their own")
     checkout = results.find_checkout(Path.cwd())
     base, current = gate.read_sources(options.base, options.current, checkout)
-    problems = tuple(dict.fromkeys([*base.problems, *current.problems]))
+    problems = tuple(dict.fromkeys(map(printable, [*base.problems, *current.problems])))
     warn(problems)
     report = _judge(options, base, current)
     if report.failing and options.remeasure:
@@ -64,14 +69,17 @@ def _compare_code(options: argparse.Namespace) -> int:
     """Measure two states of the library in turns, on this machine, now."""
     from prefill_decode import gate, paired, results
 
+    if options.remeasure is not None:
+        raise ValueError("--remeasure is for records; --code measures both sides in turns anyway")
     checkout = results.find_checkout(Path.cwd())
     with (
         gate.code_of(options.base, checkout) as base,
         gate.code_of(options.current, checkout) as current,
     ):
-        if base == current:
+        if base == current or options.base == options.current:
             raise ValueError(
-                f"code is never compared with itself; both sides are {base}: name two states"
+                f"code is never compared with itself; both sides are {options.base!r}: name two "
+                "states"
             )
         if paired.digest_of_code(base) == paired.digest_of_code(current):
             note = "The library is the same on both sides: nothing to measure."
@@ -89,7 +97,7 @@ def _compare_code(options: argparse.Namespace) -> int:
                 tolerance=options.tolerance,
                 say=lambda words: print(words, file=sys.stderr, flush=True),
             )
-    report = replace(report, base=options.base, current=options.current)
+    report = replace(report, base=printable(options.base), current=printable(options.current))
     if options.json:
         print_json(report.as_dict())
     else:

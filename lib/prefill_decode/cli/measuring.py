@@ -1,6 +1,7 @@
 """Measuring: the verbs that measure chapters, and those that show what was measured."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +14,9 @@ from prefill_decode.cli.shared import (
     INTERRUPTED,
     UNUSABLE,
     print_json,
+    printable,
     project_of,
+    project_with_records,
     warn,
 )
 
@@ -29,7 +32,7 @@ def list_claims(options: argparse.Namespace) -> int:
     """Claims, their notebooks, the last verdict on this machine."""
     from prefill_decode import measure, results
 
-    project = project_of(options)
+    project = project_with_records(options)
     slug = measure.describe_machine(options.device).slug
     records, problems = results.load_all(project.results)
     warn(problems)
@@ -40,7 +43,7 @@ def list_claims(options: argparse.Namespace) -> int:
             f"{record['verdict']['outcome']}, {record['date'][:10]}" if record else "not run here"
         )
         print(f"{chapter}\n    {project.title(chapter)}\n    notebooks/{chapter}.ipynb\n    {last}")
-    return FINDING if problems else FINE
+    return UNUSABLE if problems else FINE
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -106,9 +109,9 @@ def show_results(options: argparse.Namespace) -> int:
     from prefill_decode import book as publishing
     from prefill_decode import results
 
-    project = project_of(options)
-    if options.results and not project.results.is_dir():
-        raise ValueError(f"no such folder: {options.results}; records lie in book/results")
+    if options.json and options.accept is not None:
+        raise ValueError("--json shows records and --accept pins runs: give one of them")
+    project = project_with_records(options)
     if options.accept is not None:
         return _accept(project, options)
     records, problems = results.load_all(project.results)
@@ -116,7 +119,7 @@ def show_results(options: argparse.Namespace) -> int:
     if options.write_readme:
         publishing.refresh_readme(project, records, project.root / "README.md")
     if options.json:
-        print_json({"records": records, "problems": problems})
+        print_json({"records": records, "problems": [printable(each) for each in problems]})
     else:
         print(publishing.claims_table(project, records))
     return UNUSABLE if problems else FINE
@@ -128,8 +131,9 @@ def _accept(project: "Project", options: argparse.Namespace) -> int:
 
     machine = measure.describe_machine(options.device)
     claims = project.chosen(options.accept)
-    if not options.accept:
-        claims = [c for c in claims if (project.results / c / f"{machine.slug}.json").exists()]
+    if not options.accept:  # a link that leads nowhere is there, too: it is refused, not left out
+        places = {claim: project.results / claim / f"{machine.slug}.json" for claim in claims}
+        claims = [claim for claim, path in places.items() if os.path.lexists(path)]
     if not claims:
         raise ValueError(f"no claim has a record on {machine.title} to pin: run some first")
     paths = results.accept(project.results, claims, machine.slug)

@@ -6,9 +6,11 @@ from typing import Any
 
 from prefill_decode import __version__
 from prefill_decode.change import TOLERANCE
-from prefill_decode.cli.comparing import compare, trust
+from prefill_decode.cli.comparing import REMEASURED, compare, trust
 from prefill_decode.cli.measuring import book, doctor, list_claims, run, show_results
 from prefill_decode.cli.pricing import certify, model, show_hardware
+
+LARGEST_TOLERANCE = 10.0  # eleven-fold: beyond it no gate is left
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -125,7 +127,7 @@ def _add_compare(added: argparse.ArgumentParser) -> None:
     added.add_argument("current", metavar="CURRENT", help="likewise; . is this checkout")
     added.add_argument(
         "--tolerance",
-        type=float,
+        type=_tolerance,
         default=TOLERANCE,
         help=f"share by which it may get worse ({TOLERANCE})",
     )
@@ -138,9 +140,8 @@ def _add_compare(added: argparse.ArgumentParser) -> None:
     added.add_argument(
         "--remeasure",
         type=_count,
-        default=2,
         metavar="N",
-        help="measure what got worse so many times more before believing it (2)",
+        help=f"measure what got worse so many times more before believing it ({REMEASURED})",
     )
     added.add_argument("--json", action="store_true")
 
@@ -180,6 +181,18 @@ def _positive_whole_seconds(text: str) -> int:
     return max(1, round(_positive_seconds(text)))
 
 
+def _tolerance(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < LARGEST_TOLERANCE:
+        raise argparse.ArgumentTypeError(
+            f"a tolerance is a positive share such as 0.10, below {LARGEST_TOLERANCE}; got {text!r}"
+        )
+    return value
+
+
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 3:
         raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 999; got {text!r}")
@@ -187,6 +200,8 @@ def _count(text: str) -> int:
 
 
 def _folder(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("must be a folder; got an empty text")
     path = Path(text)
     try:
         is_something_else = path.exists() and not path.is_dir()

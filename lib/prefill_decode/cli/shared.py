@@ -21,9 +21,31 @@ def project_of(options: argparse.Namespace) -> "Project":
     return find_project(Path.cwd(), options.results, options.build)
 
 
+def project_with_records(options: argparse.Namespace) -> "Project":
+    """The project, for a verb that reads records: a folder that the user names must be there."""
+    project = project_of(options)
+    if options.results is not None and not project.results.is_dir():
+        raise ValueError(f"no such folder: {options.results}; records lie in book/results")
+    return project
+
+
+def printable(text: str) -> str:
+    """Text in which no name of a file begins a line, moves the cursor or breaks strict JSON."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
+        for letter in text
+    )
+
+
+def complain(error: object) -> None:
+    """Say what is wrong, on stderr; only the first line begins with the command's name."""
+    told = "\n    ".join(printable(line) for line in str(error).split("\n"))
+    print(f"prefill-decode: {told}", file=sys.stderr)
+
+
 def warn(problems: Sequence[str]) -> None:
     for problem in problems:
-        print(f"prefill-decode: {problem}", file=sys.stderr)
+        print(f"prefill-decode: {printable(problem)}", file=sys.stderr)
 
 
 def print_last(text: str) -> None:

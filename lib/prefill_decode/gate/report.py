@@ -1,5 +1,6 @@
 """Report: what the gate found, as rows, as strict JSON and as Markdown for a pull request."""
 
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +22,13 @@ SIGNS: dict[Answer, str] = {
     "ok": "",
 }
 WORST_FIRST: list[Answer] = ["regression", "improvement", "inconclusive", "not comparable", "ok"]
+NO_SPACE = "\u200b"  # takes no room, and ends what would be a mention or a link
+MARKUP = str.maketrans(
+    {letter: f"\\{letter}" for letter in "\\|`[]!*~"}
+    | {"&": "&amp;", "<": "&lt;", "@": f"@{NO_SPACE}", "$": "<span>$</span>"}
+)
+UNDERSCORE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")  # inside a word it is no emphasis
+AUTOLINK = re.compile(r":(?=//)|\bwww(?=\.)", re.IGNORECASE)  # what begins one without a bracket
 HEADER = ("answer", "claim", "what", "base", "now", "now / base", "against", "why")
 ALL_STEPS = "all steps together"  # the name of a chapter's joint row
 STANDS, DOES_NOT_STAND = "stands", "does not stand"
@@ -219,17 +227,16 @@ def _cells(row: Row | VerdictRow) -> list[str]:
     else:
         base, now = (_side(side, row.unit) for side in (row.base, row.current))
         ratio = _ratio(row.change)
-    words = [
+    return [
         f"{SIGNS[row.answer]} {row.answer}".strip(),
-        f"{row.claim}, {row.machine}",
-        row.name,
+        _escape(f"{row.claim}, {row.machine}"),
+        _escape(row.name),
         base,
         now,
         ratio,
         row.against,
-        why,
+        _escape(why),
     ]
-    return [_escape(word) for word in words]
 
 
 def _side(runs: Sequence[Interval], unit: str) -> str:
@@ -246,7 +253,7 @@ def _side(runs: Sequence[Interval], unit: str) -> str:
 def _number(value: float, unit: str) -> str:
     if unit == "s":
         return format_seconds(value)
-    return format_significant(value) + ("" if unit == "1" else f" {unit}")
+    return format_significant(value) + ("" if unit == "1" else f" {_escape(unit)}")
 
 
 def _interval(run: Interval, unit: str) -> str:
@@ -255,7 +262,7 @@ def _interval(run: Interval, unit: str) -> str:
         format_significant(value / factor) for value in (run.median, run.low, run.high)
     )
     ends = "too few" if isnan(run.low) else f"{low}, {high}"
-    return f"{middle} [{ends}] {name}".rstrip()
+    return f"{middle} [{ends}] {_escape(name)}".rstrip()
 
 
 def _ratio(change: Change) -> str:
@@ -265,9 +272,9 @@ def _ratio(change: Change) -> str:
 
 
 def _escape(text: str) -> str:
-    """Text that stays within its cell and is no markup."""
-    plain = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
-    return plain.replace("\\", "\\\\").replace("|", "\\|").replace("`", "\\`")
+    """Text that stays within its cell and is no markup, link, mathematics or mention."""
+    plain = " ".join(text.split()).translate(MARKUP)
+    return AUTOLINK.sub(f"\\g<0>{NO_SPACE}", UNDERSCORE.sub(r"\\_", plain))
 
 
 def _bullets(heading: str, lines: Sequence[str]) -> str:

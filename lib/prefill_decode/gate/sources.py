@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
+from stat import S_ISLNK
 
 from prefill_decode.results import (
     Record,
@@ -159,9 +160,10 @@ def _read_file(path: Path) -> Source:
 
 
 def _read_revision(text: str, checkout: Path | None) -> Source:
-    with _unpacked(text, checkout, RESULTS) as (folder, revision):
+    with _unpacked(text, checkout, RESULTS) as (folder, revision, links):
         found = _read_folder(folder / RESULTS, revision)
         told = [problem.replace(f"{folder}/", f"{text}:") for problem in found.problems]
+        told += links
     return replace(found, problems=told, of_checkout=True)
 
 
@@ -177,13 +179,16 @@ def code_of(text: str, checkout: Path | None) -> Iterator[Path]:
             raise ValueError(f"code is read from a checkout or a revision; {text!r} has no library")
         yield path.resolve()
     else:
-        with _unpacked(text, checkout, LIBRARY) as (folder, _):
+        with _unpacked(text, checkout, LIBRARY) as (folder, _, links):
+            if links:
+                raise ValueError(links[0])
             yield folder
 
 
 @contextmanager
-def _unpacked(text: str, checkout: Path | None, what: str) -> Iterator[tuple[Path, str]]:
-    """A temporary folder with this part of a revision, and the commit that the revision names."""
+def _unpacked(text: str, checkout: Path | None, what: str) -> Iterator[tuple[Path, str, list[str]]]:
+    """A temporary folder with this part of a revision, the commit that the revision names, and a
+    sentence for each symbolic link, which is left out: it may lead to what is not in the commit."""
     if checkout is None:
         raise ValueError(
             f"a source is a folder, a file, or a revision of the checkout of the book; {text!r} "
@@ -202,8 +207,21 @@ def _unpacked(text: str, checkout: Path | None, what: str) -> Iterator[tuple[Pat
         raise ValueError(f"revision {text!r} holds no {what}: name one that has it")
     with tempfile.TemporaryDirectory(prefix="prefill-decode-") as folder:
         with zipfile.ZipFile(BytesIO(packed)) as archive:
-            archive.extractall(folder)  # it strips what would lead out of the folder
-        yield Path(folder), revision
+            links = [member for member in archive.infolist() if _is_link(member)]
+            files = [member for member in archive.infolist() if not _is_link(member)]
+            archive.extractall(folder, files)  # it strips what would lead out of the folder
+        yield Path(folder), revision, [_said_of_link(text, member.filename) for member in links]
+
+
+def _is_link(member: zipfile.ZipInfo) -> bool:
+    return S_ISLNK(member.external_attr >> 16)
+
+
+def _said_of_link(text: str, name: str) -> str:
+    return (
+        f"{text}:{name}: a symbolic link, and links are not followed in a revision: commit what it "
+        "leads to in its place"
+    )
 
 
 def _git(checkout: Path, words: Sequence[str]) -> bytes | None:

@@ -17,12 +17,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 LARGEST_FILE_BYTES = 20_000_000
 LONGEST_TEXT = 500
 DEEPEST = 32  # objects and lists inside one another
 SMALLEST_NUMBER, LARGEST_NUMBER = 1e-30, 1e30
+LONGEST_WAIT_S = 60.0  # for another writer; a write takes less than a second
 LITTER_AGE_S = 3600.0  # no writer takes so long
 
 
@@ -133,26 +134,56 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_bytes_atomically(path: Path, content: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=".tmp")
+    write_all_atomically({path: content})
+
+
+def write_all_atomically(contents: Mapping[Path, bytes]) -> None:
+    """Write files whole, and none before every one is on the disk: a full disk changes nothing."""
+    written: dict[Path, str] = {}
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
+        for path, content in contents.items():
+            handle, written[path] = tempfile.mkstemp(
+                dir=path.parent, prefix=f".{path.stem}.", suffix=".tmp"
+            )
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(written[path], 0o644)
+        for path, name in written.items():
+            os.replace(name, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        for name in written.values():
+            Path(name).unlink(missing_ok=True)
         raise
 
 
 @contextmanager
 def only_writer(results: Path) -> Iterator[None]:
-    """Waits until no other process writes below `results`, which is made where it is missing."""
+    """Waits until no other process writes below `results`, which is made where it is missing.
+
+    ValueError for a lock that is no regular file, or that another one holds for a minute."""
     results.mkdir(parents=True, exist_ok=True)
-    with open(results / ".lock", "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    path = results / ".lock"
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+        raise ValueError(f"{path}: a lock is a regular file; this is none: remove it")
+    with open(path, "ab") as lock:
+        _take(lock, path)
         yield
+
+
+def _take(lock: IO[bytes], path: Path) -> None:
+    end_s = time.monotonic() + LONGEST_WAIT_S
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end_s:
+                raise ValueError(
+                    f"{path}: another process has held this lock for {LONGEST_WAIT_S:g} s: "
+                    "wait until it has ended, or end it, and try again"
+                ) from None
+        time.sleep(0.01)
 
 
 def remove_litter(folder: Path) -> None:

@@ -115,11 +115,13 @@ def load_all(folder: Path) -> tuple[list[Record], list[str]]:
 def files_below(
     folder: Path, suffix: str, leave_out: Sequence[str] = ()
 ) -> tuple[list[Path], list[str]]:
-    """FOLDER/CLAIM/*suffix in order, hidden ones aside, and a sentence for each closed folder."""
+    """FOLDER/CLAIM/*suffix in order, hidden ones aside, and a sentence for each that is no folder.
+
+    With `leave_out`, other things than claims may lie there: plain files are passed over, too."""
     found, problems = [], []
     claims, unlisted = _listed(folder)
     for claim in claims:
-        if claim.name not in leave_out:
+        if claim.name not in leave_out and not (leave_out and claim.is_file()):
             paths, closed = _listed(claim)
             found += [path for path in paths if path.suffix == suffix]
             problems += closed
@@ -129,9 +131,9 @@ def files_below(
 def _listed(folder: Path) -> tuple[list[Path], list[str]]:
     try:
         names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    except (FileNotFoundError, NotADirectoryError):  # nothing was measured; a file beside claims
-        return [], []
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not os.path.lexists(folder):
+            return [], []  # nothing was measured; a link that leads nowhere is something
         return [], [f"{folder}: the folder cannot be listed: {error}"]
     return [folder / name for name in names], []
 

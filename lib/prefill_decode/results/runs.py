@@ -6,6 +6,7 @@ rewritten whole, with every earlier line as it was, so that a killed writer tear
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -19,7 +20,7 @@ from prefill_decode.results.files import (
     only_writer,
     parse,
     read_text,
-    write_atomically,
+    write_all_atomically,
     write_bytes_atomically,
 )
 from prefill_decode.results.record import (
@@ -32,6 +33,7 @@ from prefill_decode.results.record import (
 
 RUN_SCHEMA_VERSION = 1
 MOST_PINNED = 5
+LARGEST_HISTORY_BYTES = 100_000_000  # some 30,000 runs
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def append_alone(results: Path, run: Run) -> None:
     line = line_of(run)
     path = history_path(results, run.claim, run.machine["slug"])
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and not path.is_file():
+    if os.path.lexists(path) and not path.is_file():
         raise ValueError(f"{path}: a history is a regular file; this is none")
     earlier = path.read_bytes() if path.exists() else b""
     if f'"run_id":"{run.run_id}"'.encode() in earlier:
@@ -117,11 +119,12 @@ def history_path(results: Path, claim: str, slug: str) -> Path:
 def read_runs(path: Path) -> list[Run]:
     """The runs of a file, oldest first, each once. ValueError names file, line and reason."""
     found: dict[str, Run] = {}
-    for number, line in enumerate(read_text(path, most_bytes=None).split("\n"), 1):
+    text = read_text(path, LARGEST_HISTORY_BYTES, "a file of runs")
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
-        stored = parse(line, where)
+        stored = parse(line, where, "a run")
         check_run(stored, where)
         run = _run_from(stored)
         if found.setdefault(run.run_id, run) != run:
@@ -145,13 +148,13 @@ def accept(
     """Pins a machine's last runs of each claim as what later ones are held against.
 
     Only runs of the newest one's commit and setting and on its host are pinned, and no void ones:
-    a baseline is of one state of the code. ValueError, with nothing pinned, if a claim has no run
-    here or its newest is void."""
+    a baseline is of one state of the code. Nothing is pinned unless all are: ValueError if a claim
+    has no run here, its newest is void, or a file holds what belongs elsewhere."""
     if most_runs < 1:
         raise ValueError(f"a baseline holds one run or more; got most_runs {most_runs}")
     with only_writer(results):
         chosen = {claim: _to_pin(results, claim, slug, most_runs) for claim in claims}
-        return [_pin(results, claim, slug, runs) for claim, runs in chosen.items()]
+        return _pin(results, slug, chosen)
 
 
 def _to_pin(results: Path, claim: str, slug: str, most_runs: int) -> list[Run]:
@@ -167,11 +170,13 @@ def _to_pin(results: Path, claim: str, slug: str, most_runs: int) -> list[Run]:
 
 
 def known_runs(results: Path, claim: str, slug: str) -> list[Run]:
-    """History and the record, should its run not have got there, oldest first."""
+    """History and the record, should its run not have got there, oldest first. ValueError for a
+    run of another claim or machine."""
     past, path = history_path(results, claim, slug), results / claim / f"{slug}.json"
-    runs = read_runs(past) if past.exists() else []
-    if path.exists():
+    runs = _read_placed(past) if os.path.lexists(past) else []
+    if os.path.lexists(path):
         last = run_of(load(path))
+        check_place(path, last.claim, last.machine["slug"])
         runs += [last] if last.run_id not in {run.run_id for run in runs} else []
     return sorted(runs, key=lambda run: run.date)
 
@@ -185,11 +190,17 @@ def _belongs_to(run: Run, newest: Run) -> bool:
     return mark(run) == mark(newest)
 
 
-def _pin(results: Path, claim: str, slug: str, runs: Sequence[Run]) -> Path:
-    path = results / "baseline" / claim / f"{slug}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, "".join(line_of(run) for run in runs))
-    return path
+def _pin(results: Path, slug: str, chosen: Mapping[str, Sequence[Run]]) -> list[Path]:
+    pins = {
+        results / "baseline" / claim / f"{slug}.jsonl": "".join(line_of(run) for run in runs)
+        for claim, runs in chosen.items()
+    }
+    for path in pins:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(path) and not path.is_file():
+            raise ValueError(f"{path}: a baseline is a regular file; this is none: remove it")
+    write_all_atomically({path: text.encode() for path, text in pins.items()})
+    return list(pins)
 
 
 def line_of(run: Run) -> str:
@@ -219,14 +230,18 @@ def _read_all(folder: Path) -> tuple[list[Run], list[str]]:
     runs: list[Run] = []
     for path in paths:
         try:
-            found = read_runs(path)
-            for run in found:
-                check_place(path, run.claim, run.machine["slug"])
+            runs += _read_placed(path)
         except ValueError as error:
             problems.append(str(error))
-        else:
-            runs += found
     return runs, problems
+
+
+def _read_placed(path: Path) -> list[Run]:
+    """The runs of CLAIM/MACHINE.jsonl, all of that claim and machine."""
+    runs = read_runs(path)
+    for run in runs:
+        check_place(path, run.claim, run.machine["slug"])
+    return runs
 
 
 def _setting(record: Record) -> dict[str, Any]:
