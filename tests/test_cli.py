@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from prefill_decode import cli, measure, results
+from prefill_decode.cli import parser
 from tests.conftest import ROOT
 
 CERTIFY = ["certify", "--model", "llama-3.1-8b", "--accelerator", "h100-sxm"]
@@ -295,7 +296,7 @@ def test_a_missing_extra_is_named_with_the_way_to_get_it(monkeypatch, capsys):
     def missing(options):
         raise ModuleNotFoundError("No module named 'papermill'", name="papermill")
 
-    monkeypatch.setattr(cli, "show_results", missing)
+    monkeypatch.setattr(parser, "show_results", missing)
     assert cli.main(["results"]) == 2
     assert "needs papermill" in capsys.readouterr().err
 

@@ -8,7 +8,7 @@ from math import exp, isfinite, isnan, log
 from statistics import geometric_mean, median
 from typing import Any, Literal, TypeVar
 
-from prefill_decode.change import Answer, Better, Change
+from prefill_decode.change import RATIO_UNIT, Answer, Better, Change
 from prefill_decode.results import STEP_PREFIXES
 from prefill_decode.statistics import Interval
 from prefill_decode.units import format_seconds, format_significant, seconds_unit
@@ -188,7 +188,8 @@ def _sentence(report: Report) -> str:
 
 def _unseen(rows: Sequence[Row]) -> str:
     """What a pass does not say: how small a change would not have been seen."""
-    steps = _smallest_seen([row for row in rows if row.of_one_step])
+    shares = [row for row in rows if row.unit == RATIO_UNIT]  # their times are known less well
+    steps = _smallest_seen([row for row in shares if row.of_one_step])
     chapters = _smallest_seen([row for row in rows if row.name == ALL_STEPS])
     if not steps:
         return ""
