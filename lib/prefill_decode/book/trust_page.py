@@ -110,7 +110,7 @@ def rates_table(rates: Mapping[str, Any]) -> str:
         for sort, words in SORTS.items()
         for drawn, how in DRAWN.items()
     ]
-    return table(("comparisons", "called slower at first", "and measured again", "target"), rows)
+    return table(("comparisons", "called slower", "and again", "target"), rows)
 
 
 def steps_part(rates: Mapping[str, Any], steps: Sequence[str]) -> str:
@@ -140,12 +140,12 @@ def _rate(rates: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def called(rate: Mapping[str, Any]) -> str:
-    """A count, its share and, of independent comparisons, the exact interval of their chance."""
+    """A count and, of independent comparisons, the exact interval of their chance; else its share."""
     if not known(rate.get("share")):
         return NOT_MEASURED
-    text = f"{rate['count']} of {rate['of']}: {percent(rate['share'])}"
+    text = f"{rate['count']} of {rate['of']}"
     if not _independent(rate):
-        return text
+        return f"{text}: {percent(rate['share'])}"
     return f"{text} [{percent(rate['low'])}, {percent(rate['high'])}]"
 
 
