@@ -140,7 +140,7 @@ def _rate(rates: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def called(rate: Mapping[str, Any]) -> str:
-    """A count and, of independent comparisons, the exact interval of their chance; else its share."""
+    """A count with its interval, or its share where comparisons are not independent."""
     if not known(rate.get("share")):
         return NOT_MEASURED
     text = f"{rate['count']} of {rate['of']}"
