@@ -293,3 +293,9 @@ def test_times_are_expected_to_spread_twice_as_much_as_ratios():
         for change in (judge_change(runs(1.0), runs(1.0), "lower", unit=u) for u in ("1", "s"))
     ]
     assert logs[1] / logs[0] == pytest.approx(2)
+
+
+def test_a_run_whose_interval_reaches_below_0_is_judged_by_its_upper_half():
+    below = [Interval(1.0, -2.0, 1.5, 9, 0.95)]
+    touching = [Interval(1.0, 0.0, 1.5, 9, 0.95)]
+    assert judge_change(below, below, "lower") == judge_change(touching, touching, "lower")

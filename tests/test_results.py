@@ -621,3 +621,16 @@ def test_anything_else_is_refused(tmp_path, value, content):
         path.write_bytes(written)
         with pytest.raises(ValueError, match=re.escape(str(path))):
             results.load(path)
+
+
+def test_an_interval_may_reach_below_0_as_a_noisy_fit_does(record, tmp_path):
+    """A ratio of two fitted terms has a positive median and, amid noise, a negative end."""
+    metric = record["metrics"][0]
+    metric["measured"] |= {"median": 1.2, "low": -1.8, "high": 9.0}
+    metric["outcome"] = "inconclusive"
+    record["verdict"] = {"outcome": "inconclusive", "reason": "too wide"}
+    path = results.save(record, tmp_path)
+    assert results.load(path)["metrics"][0]["measured"]["low"] == -1.8
+    runs, problems = results.history(tmp_path)
+    assert not problems
+    assert runs[0].quantities[metric["name"]].measured.low == -1.8
