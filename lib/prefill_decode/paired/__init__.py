@@ -12,7 +12,6 @@ from prefill_decode.paired.study import (
 from prefill_decode.paired.turns import (
     BUDGET_S,
     GUARD_STEPS,
-    TOLERANCE,
     CodeComparison,
     StepComparison,
     compare_code,
@@ -25,7 +24,6 @@ __all__ = [
     "CHAPTER_RUNS",
     "GUARD_STEPS",
     "SESSIONS",
-    "TOLERANCE",
     "CodeComparison",
     "StepComparison",
     "compare_code",

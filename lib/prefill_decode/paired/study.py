@@ -21,6 +21,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from prefill_decode import __version__
+from prefill_decode.change import TOLERANCE
 from prefill_decode.paired.chapter_spread import chapter_spread
 from prefill_decode.paired.pairs import Kind, Pair, that_count
 from prefill_decode.paired.rates import RESAMPLES, all_rates
@@ -35,7 +36,7 @@ from prefill_decode.paired.sessions import (
     gather_study,
 )
 from prefill_decode.paired.sides import Job, Steps
-from prefill_decode.paired.turns import BUDGET_S, GUARD_STEPS, TOLERANCE, Say, checkout
+from prefill_decode.paired.turns import BUDGET_S, GUARD_STEPS, Say, checkout
 from prefill_decode.results.files import check_values, parse, read_text, write_atomically
 
 SESSIONS = 16

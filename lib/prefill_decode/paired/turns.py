@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from prefill_decode.change import Answer, Change
+from prefill_decode.change import TOLERANCE, Answer, Change
 from prefill_decode.paired.pairs import (
     Kind,
     Pair,
@@ -37,7 +37,6 @@ GUARD_STEPS: Steps = {  # both phases, and the batch between them
 }
 BUDGET_S = 40.0
 SESSION_S = 40.0
-TOLERANCE = 0.10
 CONFIRMING_BUDGETS = 2
 
 Say = Callable[[str], None]
