@@ -19,7 +19,11 @@ from tests.conftest import ROOT
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
-CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
+CONDA_NAMES = {
+    "torch": "pytorch",
+    "matplotlib": "matplotlib-base",
+    "prometheus-client": "prometheus_client",
+}
 
 
 def wanted() -> dict[str, SpecifierSet]:
@@ -27,6 +31,7 @@ def wanted() -> dict[str, SpecifierSet]:
     lines = [
         *PROJECT["dependencies"],
         *PROJECT["optional-dependencies"]["run"],
+        *PROJECT["optional-dependencies"]["serve"],
         *PROJECT["optional-dependencies"]["book"],
     ]
     found = [Requirement(line) for line in lines]
@@ -62,7 +67,7 @@ def test_installed_and_pinned_versions_satisfy_pyproject():
         if requirement.name == PROJECT["name"]:
             continue
         assert version(requirement.name) in requirement.specifier, requirement
-        assert names[requirement.name.lower()] in requirement.specifier, requirement
+        assert names[re.sub(r"[-_.]+", "-", requirement.name).lower()] in requirement.specifier, requirement
 
 
 def test_jupyter_book_is_held_below_2():
