@@ -15,6 +15,7 @@ LAYERS = [  # lowest first; a part may import from lower layers and from itself
         "crossover_atlas",
         "capacity",
         "batching",
+        "scheduling",
         "certify",
         "serving_metrics",
         "statistics",
@@ -47,6 +48,7 @@ INNER_ORDER = [
     "crossover",
     "crossover_map",
     "crossover_atlas",
+    "scheduling",
     "batching",
     "certify",
 ]

@@ -1,0 +1,27 @@
+"""Scheduling: which sequences run in a step, and where their cache lies. No torch and no clock."""
+
+from prefill_decode.scheduling.kv_blocks import BlockPool, OutOfBlocks, hash_of_block
+from prefill_decode.scheduling.rehearsal import rehearse
+from prefill_decode.scheduling.scheduler import (
+    POLICIES,
+    Policy,
+    QueueFull,
+    ScheduledStep,
+    Scheduler,
+    SchedulerSettings,
+)
+from prefill_decode.scheduling.sequence import SequenceState
+
+__all__ = [
+    "POLICIES",
+    "BlockPool",
+    "OutOfBlocks",
+    "Policy",
+    "QueueFull",
+    "ScheduledStep",
+    "Scheduler",
+    "SchedulerSettings",
+    "SequenceState",
+    "hash_of_block",
+    "rehearse",
+]
