@@ -85,8 +85,8 @@ def test_scores_far_apart_neither_overflow_nor_become_nan(ready):
     values = noise(1, 1, 8, 4, dtype=torch.float32)
     keys[0, 0, 2] = 1000.0
     qkv = torch.cat([torch.full((1, 4), 1.0), torch.zeros(1, 4), torch.ones(1, 4)], dim=1)
-    slots, positions = torch.tensor([0]), torch.tensor([5])
-    found = ready.decode_attention(qkv, keys, values, None, None, slots, positions, None, 1e-6)
+    blocks, positions = torch.tensor([[0]]), torch.tensor([5])
+    found = ready.decode_attention(qkv, keys, values, None, None, blocks, positions, 6, None, 1e-6)
     torch.testing.assert_close(found[0], values[0, 0, 2])
 
 

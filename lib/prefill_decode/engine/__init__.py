@@ -1,7 +1,8 @@
 """Engine: run a step, for real, in torch.
 
 A Llama-like decoder with random weights: their values do not change the time, their bytes do. One
-path, `Engine.forward`, runs prefill, decode and steps that mix them."""
+path, `PagedEngine.forward`, runs prefill, decode and steps that mix them; `Engine` takes it with
+one block of cache a sequence."""
 
 from prefill_decode.engine.engine import Engine, SequenceChunk
 from prefill_decode.engine.exactness import (
@@ -10,6 +11,7 @@ from prefill_decode.engine.exactness import (
     scoring_differences,
 )
 from prefill_decode.engine.first_token import FirstTokenRunner
+from prefill_decode.engine.paged_engine import PagedEngine, PlacedChunk
 from prefill_decode.engine.schedule_runner import ScheduleRunner
 from prefill_decode.engine.slices import choose_slice
 from prefill_decode.engine.step_runner import (
@@ -22,6 +24,8 @@ from prefill_decode.engine.step_runner import (
 __all__ = [
     "Engine",
     "FirstTokenRunner",
+    "PagedEngine",
+    "PlacedChunk",
     "ScheduleRunner",
     "SequenceChunk",
     "StepRunner",
