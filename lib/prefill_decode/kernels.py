@@ -150,6 +150,7 @@ class Kernels:
         assert blocks.is_contiguous()
         assert positions.is_contiguous()
         assert blocks.dtype == positions.dtype == torch.int64
+        assert len(blocks) == len(positions) == batch
         assert blocks.shape[1] * block_tokens >= longest_tokens
         attended = torch.empty(batch, num_heads * head_dim, dtype=qkv.dtype)
         groups = num_heads // num_kv_heads
