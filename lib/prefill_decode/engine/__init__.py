@@ -1,7 +1,8 @@
 """Engine: run a step, for real, in torch.
 
 A Llama-like decoder with random weights: their values do not change the time, their bytes do. One
-path, `Engine.forward`, runs prefill, decode and steps that mix them."""
+path, `PagedEngine.forward`, runs prefill, decode and steps that mix them; `Engine` takes it with
+one block of cache a sequence."""
 
 from prefill_decode.engine.contention_runner import Arrival, ContentionRunner
 from prefill_decode.engine.engine import Engine, SequenceChunk
@@ -12,6 +13,7 @@ from prefill_decode.engine.exactness import (
 )
 from prefill_decode.engine.first_token import FirstTokenRunner
 from prefill_decode.engine.line_runner import LineRunner
+from prefill_decode.engine.paged_engine import PagedEngine, PlacedChunk
 from prefill_decode.engine.serving import SampledToken, ServingEngine, build_serving_engine
 from prefill_decode.engine.slices import choose_slice
 from prefill_decode.engine.step_runner import (
@@ -27,6 +29,8 @@ __all__ = [
     "Engine",
     "FirstTokenRunner",
     "LineRunner",
+    "PagedEngine",
+    "PlacedChunk",
     "SampledToken",
     "SequenceChunk",
     "ServingEngine",
