@@ -10,6 +10,7 @@ from prefill_decode.engine.exactness import (
     scoring_differences,
 )
 from prefill_decode.engine.first_token import FirstTokenRunner
+from prefill_decode.engine.sampling import Sampled, Sampling, sample
 from prefill_decode.engine.schedule_runner import ScheduleRunner
 from prefill_decode.engine.slices import choose_slice
 from prefill_decode.engine.step_runner import (
@@ -22,6 +23,8 @@ from prefill_decode.engine.step_runner import (
 __all__ = [
     "Engine",
     "FirstTokenRunner",
+    "Sampled",
+    "Sampling",
     "ScheduleRunner",
     "SequenceChunk",
     "StepRunner",
@@ -31,5 +34,6 @@ __all__ = [
     "choose_slice",
     "chunking_differences",
     "one_after_another",
+    "sample",
     "scoring_differences",
 ]
