@@ -14,6 +14,7 @@ from prefill_decode.engine.exactness import (
 from prefill_decode.engine.first_token import FirstTokenRunner
 from prefill_decode.engine.line_runner import LineRunner
 from prefill_decode.engine.paged_engine import PagedEngine, PlacedChunk
+from prefill_decode.engine.sampling import Sampled, Sampling, sample
 from prefill_decode.engine.serving import SampledToken, ServingEngine, build_serving_engine
 from prefill_decode.engine.slices import choose_slice
 from prefill_decode.engine.step_runner import (
@@ -31,7 +32,9 @@ __all__ = [
     "LineRunner",
     "PagedEngine",
     "PlacedChunk",
+    "Sampled",
     "SampledToken",
+    "Sampling",
     "SequenceChunk",
     "ServingEngine",
     "StepRunner",
@@ -42,5 +45,6 @@ __all__ = [
     "choose_slice",
     "chunking_differences",
     "one_after_another",
+    "sample",
     "scoring_differences",
 ]
