@@ -31,6 +31,7 @@ from prefill_decode.scheduling import (
 from prefill_decode.step import Chunk
 
 Schedule = list[list[Chunk]]
+ROUNDING = 1e-9
 POLICY_OF: dict[str, Policy] = {"static": "static", "continuous": "chunked"}
 
 
@@ -90,7 +91,8 @@ def geometric_lengths(requests: int, mean_tokens: int, seed: int = 0) -> list[in
             f"{requests} requests and a mean of {mean_tokens}"
         )
     ranks = [(i + 0.5) / requests for i in range(requests)]
-    lengths = [ceil(log1p(-rank) / log1p(-1 / mean_tokens)) for rank in ranks]
+    # A quotient that is whole may come out a rounding too large.
+    lengths = [ceil(log1p(-rank) / log1p(-1 / mean_tokens) - ROUNDING) for rank in ranks]
     return random.Random(seed).sample(lengths, requests)
 
 
