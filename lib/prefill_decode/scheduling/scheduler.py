@@ -10,9 +10,12 @@ with a prompt while others decode:
     prefill_first  whole prompts run at once and alone; the decodes wait
     static         prefill_first for a batch that takes nobody in until all its answers are done
 
-When a decode needs a block and none is free, the sequence admitted last gives up its blocks and
-waits, first in line, to be computed again: nothing else is lost. Nobody overtakes, so the oldest
-sequence always moves and every request ends.
+When a decode needs a block and none is free, the last of those that run gives up its blocks and
+waits, first in line, to be computed again: nothing else is lost. Who runs and then who waits stand
+in the order of arrival, the answers to one prompt side by side. Nobody overtakes, so the first of
+all is never preempted and moves whenever decodes run. With chunked and decode_first, where that is
+every step, a sequence ends within as many steps as it and those before it have tokens to run. With
+the other two, prompts that keep coming and end with their first token can hold decodes up for ever.
 
 The caller runs the step and says what was sampled; time does not exist here. The engine and the
 simulator are two such callers.
@@ -55,8 +58,11 @@ class SchedulerSettings:
                 f"from 1 to most_tokens_per_step; got {self.most_sequences} and "
                 f"{self.most_tokens_per_step}"
             )
-        if self.most_waiting is not None and self.most_waiting < 0:
-            raise ValueError(f"most_waiting is 0 or more, or None; got {self.most_waiting}")
+        if self.most_waiting is not None and self.most_waiting < 1:
+            raise ValueError(
+                "every sequence waits until the next step: most_waiting is 1 or more, or None for "
+                f"no limit; got {self.most_waiting}"
+            )
 
     @property
     def cuts_prompts(self) -> bool:
@@ -83,14 +89,14 @@ class ScheduledStep:
 
 
 class Scheduler:
-    """Call `add` when a request arrives, then `next_step` and `complete` in turns; `cancel` only
-    between the two."""
+    """Call `add` when a request arrives, then `next_step` and `complete` in turns; `cancel` after
+    `complete` and before `next_step`, never while a step runs."""
 
     def __init__(self, pool: BlockPool, settings: SchedulerSettings | None = None) -> None:
         self.pool = pool
         self.settings = settings or SchedulerSettings()
         self.waiting: deque[SequenceState] = deque()
-        self.running: list[SequenceState] = []  # in the order of admission
+        self.running: list[SequenceState] = []  # in the order of arrival, as those that wait
         self.num_preemptions = 0
         self.num_reused_tokens = 0
         self._places = 0  # taken by running sequences and by forks that will be
@@ -102,7 +108,9 @@ class Scheduler:
 
     def add(self, sequence: SequenceState) -> None:
         """Let a sequence wait. ValueError if it could never run, QueueFull if too many wait."""
-        self._check(sequence)
+        self._check_family(sequence)
+        for answer in (sequence, *sequence.forks):
+            self._check_room(answer)
         limit = self.settings.most_waiting
         if limit is not None and len(self.waiting) >= limit:
             raise QueueFull(f"{len(self.waiting)} sequences wait, and no more than {limit} may")
@@ -173,10 +181,8 @@ class Scheduler:
         for sequence, chunk in step.chunks:
             sequence.cached_tokens += chunk.new_tokens
             self._publish(sequence)
-            for fork in sequence.forks if chunk.samples_token else ():
-                self._start_fork(sequence, fork)
-            if chunk.samples_token:
-                sequence.forks = []
+            if chunk.samples_token and sequence.forks:
+                self._start_forks(sequence)
         for index, (_, sequence) in enumerate(step.samples):
             sequence.output_tokens += 1
             token_id = None if token_ids is None else token_ids[index]
@@ -256,7 +262,8 @@ class Scheduler:
             return False
         pool = self.pool
         reusable = (sequence.known_tokens - 1) // pool.block_tokens  # the last token must run
-        shared = pool.match(sequence.hashes_up_to(reusable, pool.block_tokens))
+        hashes = sequence.hashes_up_to(reusable, pool.block_tokens) if pool.reuse else ()
+        shared = pool.match(hashes)
         reused_tokens = len(shared) * pool.block_tokens
         fresh = pool.blocks_for(sequence.known_tokens) - len(shared)
         whole = sequence.known_tokens - reused_tokens
@@ -285,14 +292,17 @@ class Scheduler:
                 self.pool.publish(sequence.blocks[index], hashes[index])
             sequence.published_blocks = full
 
-    def _start_fork(self, parent: SequenceState, fork: SequenceState) -> None:
-        """Another answer to a prompt that has just been read: it shares all of the blocks."""
-        self.pool.share(parent.blocks)
-        fork.blocks = list(parent.blocks)
-        fork.block_hashes = list(parent.block_hashes)
-        fork.cached_tokens = parent.cached_tokens
-        fork.published_blocks = parent.published_blocks
-        self.running.append(fork)
+    def _start_forks(self, parent: SequenceState) -> None:
+        """Other answers to a prompt that has just been read: they share all of its blocks."""
+        for fork in parent.forks:
+            self.pool.share(parent.blocks)
+            fork.blocks = list(parent.blocks)
+            fork.block_hashes = list(parent.block_hashes)
+            fork.cached_tokens = parent.cached_tokens
+            fork.published_blocks = parent.published_blocks
+        after = self.running.index(parent) + 1
+        self.running[after:after] = parent.forks
+        parent.forks = []
 
     def _replace(self, sequence: SequenceState, heir: SequenceState) -> None:
         """The heir takes over all that a prompt under way has."""
@@ -303,6 +313,7 @@ class Scheduler:
             sequence.cached_tokens,
             sequence.published_blocks,
         )
+        sequence.cached_tokens = 0
         heir.reused_tokens, heir.preemptions = sequence.reused_tokens, sequence.preemptions
         if sequence in self.running:
             self.running[self.running.index(sequence)] = heir
@@ -322,9 +333,26 @@ class Scheduler:
     def _give_back(self, sequence: SequenceState) -> None:
         self.pool.release(sequence.blocks)
         sequence.blocks = []
-        sequence.cached_tokens = sequence.published_blocks = 0
+        sequence.cached_tokens = 0
 
-    def _check(self, sequence: SequenceState) -> None:
+    def _check_family(self, sequence: SequenceState) -> None:
+        """Forks must be answers to this prompt, and have places all at once."""
+        for fork in sequence.forks:
+            same = fork.prompt_tokens == sequence.prompt_tokens and not fork.forks
+            own_ids = sequence.token_ids is None or fork.token_ids is not sequence.token_ids
+            if not (same and own_ids and fork.token_ids == sequence.token_ids):
+                raise ValueError(
+                    "forks are other answers to the same prompt, each with a list of its ids and "
+                    f"without forks; got {fork.sequence_id!r} in {sequence.sequence_id!r}"
+                )
+        if 1 + len(sequence.forks) > self.settings.most_sequences:
+            raise ValueError(
+                f"{1 + len(sequence.forks)} answers to one prompt run at a time, and no more than "
+                f"{self.settings.most_sequences} sequences may: ask for fewer or raise "
+                "most_sequences"
+            )
+
+    def _check_room(self, sequence: SequenceState) -> None:
         """A sequence that is computed again alone must fit, in the cache and in a step."""
         room = self.pool.num_blocks * self.pool.block_tokens
         if sequence.most_cached_tokens > room:
@@ -339,9 +367,4 @@ class Scheduler:
                 f"with policy {self.settings.policy!r} a prompt, or prompt and answer read again, "
                 f"runs whole in a step of {budget} tokens; got {sequence.most_cached_tokens}: "
                 "raise most_tokens_per_step or use policy 'chunked'"
-            )
-        if 1 + len(sequence.forks) > self.settings.most_sequences:
-            raise ValueError(
-                f"{1 + len(sequence.forks)} answers to one prompt run at a time, and no more than "
-                f"{self.settings.most_sequences} sequences may"
             )
