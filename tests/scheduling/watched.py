@@ -65,6 +65,7 @@ class Watched:
         self.preempted = Counter[SequenceState]()
         self.ended: list[SequenceState] = []
         self.batch_has_decoded = False
+        self.batch_places = 0  # taken since the batch began, by whoever has left it, too
         self.steps = self.num_reused = self.num_preempted = 0
         self._numbers = count()
 
@@ -136,6 +137,8 @@ class Watched:
     def step(self) -> ScheduledStep | None:
         before = Before(self.scheduler, self.pool, self.ids)
         head = self.live[0] if self.live else None
+        if not before.running:
+            self.batch_places = 0
         head_fits = self._head_fits(before.running, self.settings.most_tokens_per_step)
         step = self.scheduler.next_step()
         if step is None:
@@ -144,6 +147,7 @@ class Watched:
         assert head is not None
         self.steps += 1
         new = self._check_order(before, step)
+        self.batch_places += sum(1 + len(sequence.forks) for sequence in new)
         self._check_chunks(step)
         self._check_policy(before, step, new, head, head_fits)
         self._check_writes(before, step)
@@ -272,7 +276,10 @@ class Watched:
         if not self.scheduler.waiting:
             return False
         head = self.scheduler.waiting[0]
-        places = sum(1 + len(s.forks) for s in running) + 1 + len(head.forks)
+        taken = sum(1 + len(sequence.forks) for sequence in running)
+        if self.settings.policy == "static":
+            taken = self.batch_places
+        places = taken + 1 + len(head.forks)
         reusable = reusable_blocks(self.pool, self.ids[head])
         held = {block for sequence in running for block in sequence.blocks} | set(reusable)
         needed = -(-len(self.ids[head]) // self.pool.block_tokens) - len(reusable)

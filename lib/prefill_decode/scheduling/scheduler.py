@@ -108,9 +108,7 @@ class Scheduler:
 
     def add(self, sequence: SequenceState) -> None:
         """Let a sequence wait. ValueError if it could never run, QueueFull if too many wait."""
-        self._check_family(sequence)
-        for answer in (sequence, *sequence.forks):
-            self._check_room(answer)
+        self._check(sequence)
         limit = self.settings.most_waiting
         if limit is not None and len(self.waiting) >= limit:
             raise QueueFull(f"{len(self.waiting)} sequences wait, and no more than {limit} may")
@@ -334,6 +332,11 @@ class Scheduler:
         self.pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.cached_tokens = 0
+
+    def _check(self, sequence: SequenceState) -> None:
+        self._check_family(sequence)
+        for answer in (sequence, *sequence.forks):
+            self._check_room(answer)
 
     def _check_family(self, sequence: SequenceState) -> None:
         """Forks must be answers to this prompt, and have places all at once."""
