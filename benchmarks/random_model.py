@@ -21,7 +21,12 @@ from prefill_decode.model_spec import ModelSpec
 CONTEXT_TOKENS = 4096
 SPECIAL_TOKENS = ("<unk>", "<s>", "</s>")
 BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))  # llama.cpp: text of no known word
-CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] + ' ' }}{% endfor %}"
+# contents alone, with one space between: a space at the end would be tokens of its own
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '' if loop.first else ' ' }}{{ message['content'] }}"
+    "{% endfor %}"
+)
 # Hugging Face's name of a matrix: llama.cpp's. Llama.cpp turns other pairs of the rows of Q and K
 # for RoPE; random rows need no reordering.
 GGUF_NAMES = {

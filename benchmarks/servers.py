@@ -18,7 +18,7 @@ import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -39,10 +39,11 @@ class ServerError(Exception):
 
 @dataclass(frozen=True)
 class Launch:
-    """What starts a server: its words, and what its environment has beside this one's."""
+    """What starts a server: its words, what its environment has beside this one's, and where."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str]
+    folder: Path
 
 
 def vllm(folder: Path, port: int, threads: int) -> Launch:
@@ -62,33 +63,41 @@ def vllm(folder: Path, port: int, threads: int) -> Launch:
             "VLLM_HOST_IP": "127.0.0.1",
             "LD_PRELOAD": str(home / "lib" / "libiomp5.so"),  # as its manual asks for on a CPU
         },
+        folder,
     )
 
 
 def llamacpp(folder: Path, port: int, threads: int) -> Launch:
-    """16 sequences at a time, each of up to 4,096 tokens in a cache they share."""
+    """16 sequences at a time, each of up to 4,096 tokens, in a cache they share."""
     return Launch(
         (
             str(folder / "llamacpp" / "build" / "bin" / "llama-server"),
             *("--model", str(folder / "models" / f"{MODEL}.gguf"), "--alias", MODEL),
-            *("--ctx-size", str(4 * CONTEXT_TOKENS), "--parallel", "16", "--kv-unified"),
+            *("--ctx-size", str(16 * CONTEXT_TOKENS), "--parallel", "16", "--kv-unified"),
             *("--cache-type-k", "f32", "--cache-type-v", "f32", "--threads", str(threads)),
-            *("--host", "127.0.0.1", "--port", str(port), "--offline"),
+            *("--host", "127.0.0.1", "--port", str(port), "--offline", "--no-cache-prompt"),
         ),
         {},
+        folder,
     )
 
 
 def transformers(folder: Path, port: int, threads: int) -> Launch:
-    """Its name for the model is the folder's path."""
+    """Batched continuously, in blocks that hold as many tokens as the others' caches do.
+
+    A model's path is its name there: started beside the model, the name is as the others have it.
+    """
     return Launch(
         (
             *(str(folder / "python" / "bin" / "transformers"), "serve"),
-            *(str(folder / "models" / MODEL), "--continuous-batching", "--dtype", "float32"),
-            *("--attn-implementation", "paged|sdpa", "--device", "cpu"),
+            *(MODEL, "--continuous-batching", "--dtype", "float32"),
+            *("--attn-implementation", "sdpa", "--device", "cpu"),
+            *("--cb-block-size", "32", "--cb-num-blocks", str(16 * CONTEXT_TOKENS // 32)),
+            *("--cb-max-batch-tokens", "2048"),
             *("--host", "127.0.0.1", "--port", str(port)),
         ),
         {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads)},
+        folder / "models",
     )
 
 
@@ -111,6 +120,7 @@ class Server:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env={**os.environ, **launch.environment},
+                    cwd=launch.folder,
                     start_new_session=True,  # a group of its own: its children stop with it
                 )
             except OSError as error:
@@ -170,7 +180,7 @@ def start(
     """A healthy server of that engine. ServerError if it cannot be had."""
     port = port or free_port()
     launch = ENGINES[name](folder.resolve(), port, threads)
-    launch = Launch((*launch.words, *arguments), launch.environment)
+    launch = replace(launch, words=(*launch.words, *arguments))
     return Server(name, launch, port, folder.resolve() / "logs" / f"{name}-{port}.log")
 
 
