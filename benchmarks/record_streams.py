@@ -24,8 +24,9 @@ import aiohttp
 
 MODEL = "laptop-254m"
 PROMPT = "t5 t17 t256 t1024 t30 t31 t32 t33"
+LONG = " ".join(f"t{i}" for i in range(3000))  # some seconds of prefill
 TOO_LONG = " ".join(f"t{i}" for i in range(4200))  # the servers hold 4,096 tokens
-KEPT_HEADERS = ("content-type", "transfer-encoding", "content-length")
+KEPT_HEADERS = ("content-type", "transfer-encoding", "content-length", "connection", "keep-alive")
 USAGE = {"include_usage": True}
 CONTINUOUS = {"include_usage": True, "continuous_usage_stats": True}
 SHOWN_PROMPT_LETTERS = 60
@@ -68,6 +69,7 @@ def cases(stop_word: str) -> dict[str, Case]:
         "chat-usage": chat(stream_options=USAGE),
         "chat-continuous-usage": chat(stream_options=CONTINUOUS),
         "chat-prompt-too-long": chat(TOO_LONG),
+        "chat-unknown-model": chat(model="unknown"),
         "chat-aborted": replace(chat(max_tokens=64), hang_up_after_reads=4),
         "completion": completion(),
         "completion-one-token": completion(max_tokens=1),
@@ -79,6 +81,7 @@ def cases(stop_word: str) -> dict[str, Case]:
             [300, 301, 302, 303], ignore_eos=True, min_tokens=12, stream_options=USAGE
         ),
         "completion-prompt-too-long": completion(TOO_LONG),
+        "completion-pings": completion(LONG, max_tokens=2, sse_ping_interval=1),
         "completion-aborted": replace(completion(max_tokens=64), hang_up_after_reads=4),
         "completion-not-streamed": completion(stream=False),
     }
@@ -100,7 +103,9 @@ async def record(client: aiohttp.ClientSession, url: str, case: Case) -> Recordi
 async def record_all(engine: str, url: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     about = {}
-    async with aiohttp.ClientSession() as client:
+    # a connection each: llama.cpp closes one after a stream, though it says keep-alive
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(connector=connector) as client:
         for name, case in cases(await a_word_that_comes_up(client, url)).items():
             recording = await record(client, url, case)
             (folder / f"{engine}-{name}.jsonl").write_text(lines(recording))
