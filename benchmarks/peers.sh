@@ -23,7 +23,7 @@ environment() {  # NAME PACKAGES...
 }
 
 engine_python() {
-    environment python --constraint "$root/constraints.txt" --editable "$root" \
+    environment python --constraint "$root/constraints.txt" --editable "$root[serve]" \
         "transformers[serving]==5.24.0" ctranslate2==4.8.5 gguf==0.19.0
     "$folder/python/bin/python" "$root/benchmarks/random_model.py" $model "$folder/models"
     "$folder/python/bin/ct2-transformers-converter" --model "$folder/models/$model" --force \
