@@ -1,7 +1,7 @@
 """Scheduling: which sequences run in a step, and where their cache lies. No torch and no clock."""
 
 from prefill_decode.scheduling.kv_blocks import BlockPool, OutOfBlocks, hash_of_block
-from prefill_decode.scheduling.rehearsal import rehearse
+from prefill_decode.scheduling.rehearsal import beside_streams, rehearse, rehearse_arrival
 from prefill_decode.scheduling.scheduler import (
     POLICIES,
     Policy,
@@ -22,6 +22,8 @@ __all__ = [
     "Scheduler",
     "SchedulerSettings",
     "SequenceState",
+    "beside_streams",
     "hash_of_block",
     "rehearse",
+    "rehearse_arrival",
 ]

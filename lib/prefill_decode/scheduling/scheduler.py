@@ -94,7 +94,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_reused_tokens = 0
         self._places = 0  # taken by running sequences and by forks that will be
-        self._batch_open = True  # of the static policy
+        self._batch_open, self._batch_places = True, 0  # of the static policy
 
     @property
     def has_work(self) -> bool:
@@ -107,6 +107,24 @@ class Scheduler:
         if limit is not None and len(self.waiting) >= limit:
             raise QueueFull(f"{len(self.waiting)} sequences wait, and no more than {limit} may")
         self.waiting.append(sequence)
+
+    def accept(self, sequence: SequenceState, cached_tokens: int) -> None:
+        """Run a sequence from the next step on whose first tokens were computed elsewhere.
+
+        The caller fills its blocks. ValueError if it could never run or is to run nothing;
+        OutOfBlocks or QueueFull, with nothing changed, if there is no room for it now."""
+        self._check(sequence)
+        if not 0 <= cached_tokens < sequence.known_tokens:
+            raise ValueError(
+                "the last known token of a sequence is still to run: cached_tokens is below "
+                f"{sequence.known_tokens}; got {cached_tokens}"
+            )
+        if self._places + 1 + len(sequence.forks) > self.settings.most_sequences:
+            raise QueueFull(f"{self._places} sequences run, as many as may")
+        sequence.blocks = self.pool.allocate(self.pool.blocks_for(sequence.known_tokens))
+        sequence.cached_tokens = cached_tokens
+        self._places += 1 + len(sequence.forks)
+        self.running.append(sequence)
 
     def cancel(self, sequence: SequenceState) -> None:
         """Forget a sequence, whatever it does; its blocks return at once. Unknown ones are fine.
@@ -128,7 +146,7 @@ class Scheduler:
         """What runs next; None when nothing waits or runs."""
         step = ScheduledStep()
         if not self.running:
-            self._batch_open = True
+            self._batch_open, self._batch_places = True, 0
         if self.settings.policy in ("chunked", "decode_first"):
             self._add_decodes(step)
             self._add_prompts(step)
@@ -232,7 +250,9 @@ class Scheduler:
 
     def _admit(self, sequence: SequenceState, most_tokens: int) -> bool:
         """Give the first in line its place and blocks for all its tokens, if there is room."""
-        if self._places + 1 + len(sequence.forks) > self.settings.most_sequences:
+        places = 1 + len(sequence.forks)
+        taken = self._batch_places if self.settings.policy == "static" else self._places
+        if taken + places > self.settings.most_sequences:
             return False
         pool = self.pool
         reusable = (sequence.known_tokens - 1) // pool.block_tokens  # the last token must run
@@ -245,7 +265,8 @@ class Scheduler:
             return False
         self.waiting.popleft()
         self.running.append(sequence)
-        self._places += 1 + len(sequence.forks)
+        self._places += places
+        self._batch_places += places
         sequence.blocks = shared + pool.allocate(fresh)
         sequence.cached_tokens = reused_tokens
         sequence.published_blocks = len(shared)
