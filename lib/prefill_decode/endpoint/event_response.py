@@ -1,4 +1,4 @@
-"""Event response: answers on their way to a reader, and what happens when the reader is not there."""
+"""Event response: answers on their way to a reader, and what becomes of them when it has left."""
 
 import asyncio
 from collections.abc import Awaitable
