@@ -1,6 +1,7 @@
 """A serving engine without a model: it writes a given text, and fails when it is told to."""
 
 import threading
+import time
 from collections.abc import Sequence
 
 from prefill_decode.engine.sampling import Sampling
@@ -17,12 +18,14 @@ class FakeEngine:
         num_blocks: int = 64,
         most_waiting: int = 64,
         tokens_per_step: int = 1,
+        pause_s: float = 0.0,  # within each step
     ) -> None:
         self.text = text.encode()
         self.capacity_tokens = capacity_tokens
         self.num_blocks = num_blocks
         self.most_waiting = most_waiting
         self.tokens_per_step = tokens_per_step
+        self.pause_s = pause_s
         self.may_step = threading.Event()  # cleared: a step hangs until it is set
         self.may_step.set()
         self.step_error: Exception | None = None
@@ -65,6 +68,7 @@ class FakeEngine:
     def step(self) -> list[SampledToken]:
         self.threads.add(threading.get_ident())
         self.may_step.wait(20)
+        time.sleep(self.pause_s)
         if self.step_error is not None:
             raise self.step_error
         self.steps += 1

@@ -193,7 +193,7 @@ def test_what_is_no_http_is_answered_in_the_same_shape(server):
         b"POST /v1/completions\r\n\r\n",
         b"GET / HTTP/1.1\r\n\r\n",  # no Host
         b"GET / HTTP/1.1\r\nhost: localhost\r\nhost: evil.example\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 1_000_000 + b"\r\n\r\n",
         request(b"", content_length="-1"),
         request(b"{}", content_length="2, 3"),
         request(b"", content_length="", transfer_encoding="chunked") + b"zz\r\n",
@@ -209,8 +209,9 @@ def test_bytes_beyond_a_content_length_are_not_taken_for_the_body(server):
     body = json.dumps({"model": MODEL, "prompt": "x", "max_tokens": 1})
     with connect(server.port) as opened:
         opened.sendall(request(body) + b"garbage\r\n\r\n")
-        assert read_reply(opened).status == 200
-        assert read_all(opened).startswith(b"HTTP/1.1 400")
+        found = read_all(opened)
+    assert found.startswith(b"HTTP/1.1 200")
+    assert b"HTTP/1.1 400" in found
 
 
 def test_a_client_that_never_ends_its_headers_or_its_body_is_sent_away(serve):

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from prefill_decode.endpoint.errors import ApiError
 
+LAST_WORDS_S = 2.0  # for a client to read why it is hung up on
 LOG = logging.getLogger(__name__)
 OPEN_PATHS = {"/health"}  # no key needed
 
@@ -137,6 +138,7 @@ class PatientProtocol(H11Protocol):
         self.app = self._enter
         self._headers_due: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
+        self._hung_up = False
 
     async def _enter(self, scope: Any, receive: Any, send: Any) -> None:
         if len(self.connections) <= self.limits.most_connections:
@@ -154,6 +156,8 @@ class PatientProtocol(H11Protocol):
         self._await_headers()
 
     def data_received(self, data: bytes) -> None:
+        if self._hung_up:
+            return
         super().data_received(data)
         if self.cycle is None or self.cycle.response_complete:
             self._await_headers()
@@ -193,7 +197,14 @@ class PatientProtocol(H11Protocol):
             response = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
             for part in (response, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(part) or b"")
-        self.transport.close()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Say no more, and hear out what is on its way: closing at once would reset the connection,
+        and the answer be lost."""
+        self._hung_up = True
+        self.transport.write_eof()
+        self.loop.call_later(LAST_WORDS_S, self.transport.abort)
 
     def _await_headers(self) -> None:
         if self._headers_due is None:

@@ -18,6 +18,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from prefill_decode import __version__
@@ -43,6 +44,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "What is wrong with the request, in OpenAI's shape"},
     "5XX": {"description": "What is wrong with the server, in OpenAI's shape"},
 }
+GONE = Response(status_code=499)  # for a client that has left: nobody reads it
 Result = TypeVar("Result")
 
 
@@ -185,6 +187,9 @@ async def _generate(served: Served, request: Request, kind: type[GenerationReque
     except ApiError:
         service.metrics.requests.labels("refused").inc()
         raise
+    except ClientDisconnect:
+        service.metrics.requests.labels("cancelled").inc()
+        return GONE
     if work.stream:
         return EventResponse(service, stream, work.replies)
     try:
@@ -192,7 +197,7 @@ async def _generate(served: Served, request: Request, kind: type[GenerationReque
     finally:
         service.close(stream)
     if pieces is None:
-        return Response(status_code=499)  # nobody reads it
+        return GONE
     return JSONResponse(work.replies.whole(pieces, len(work.answers)))
 
 

@@ -25,6 +25,7 @@ from prefill_decode.engine.sampling import Sampling
 from prefill_decode.engine.serving import QueueFull, SampledToken, ServingEngine
 
 JOIN_S = 5.0  # how long a step may take to end when the service stops
+MOST_STEPS_AHEAD = 16  # of the event loop: it hears of each before the engine goes further
 RETRY_AFTER_S = 1
 
 
@@ -137,6 +138,7 @@ class Service:
         self.died = asyncio.Event()
         self._by_request: dict[str, AnswerStream] = {}
         self._commands: queue.SimpleQueue[Submit | Cancel | None] = queue.SimpleQueue()
+        self._steps_ahead = threading.Semaphore(MOST_STEPS_AHEAD)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         metrics.watch(lambda: self.state)
 
@@ -219,6 +221,7 @@ class Service:
                 accepted.set_exception(error)
 
     def _deliver(self, tokens: list[SampledToken], began_s: float, ended_s: float) -> None:
+        self._steps_ahead.release()
         self.metrics.step.observe(ended_s - began_s)
         for token in tokens:
             stream = self._by_request.get(token.request_id)
@@ -300,6 +303,7 @@ class Service:
     def _step(self) -> None:
         if not self.engine.has_work:
             return
+        self._steps_ahead.acquire()
         began_s = perf_counter()
         tokens = self.engine.step()
         ended_s = perf_counter()
