@@ -25,6 +25,7 @@ LAYERS = [  # lowest first; a part may import from lower layers and from itself
     {"kernels"},
     {"engine", "measure"},
     {"results"},
+    {"endpoint"},
     {"paired", "gate"},
     {"plots"},
     {"book"},
@@ -52,7 +53,7 @@ INNER_ORDER = [
     "batching",
     "certify",
 ]
-TORCH_ALLOWED = {"kernels", "engine", "measure"}
+TORCH_ALLOWED = {"kernels", "engine", "measure", "endpoint"}
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 

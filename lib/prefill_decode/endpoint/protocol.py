@@ -43,8 +43,12 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
 
 
-def _unsupported(neutral: str) -> Any:
-    return Field(default=None, description=f"{neutral}: it is not supported here")
+def _unsupported(name: str, neutral: str) -> Any:
+    return Field(
+        default=None,
+        description=f"{neutral}: it is not supported here",
+        json_schema_extra={"enum": [None, *NEUTRAL[name]]},
+    )
 
 
 class StreamOptions(Strict):
@@ -82,9 +86,9 @@ class GenerationRequest(Strict):
     min_tokens: int | None = Field(
         None, ge=0, description="0, or any whole number where ignore_eos is true and stop not given"
     )
-    frequency_penalty: Any = _unsupported("0")
-    presence_penalty: Any = _unsupported("0")
-    logit_bias: Any = _unsupported("an empty object")
+    frequency_penalty: Any = _unsupported("frequency_penalty", "0")
+    presence_penalty: Any = _unsupported("presence_penalty", "0")
+    logit_bias: Any = _unsupported("logit_bias", "an empty object")
 
     def wants_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
@@ -102,9 +106,9 @@ class CompletionRequest(GenerationRequest):
         description="a text, a list of texts, a list of token ids, or a list of such lists"
     )
     logprobs: int | None = Field(None, ge=0, le=5, description="a whole number from 0 to 5")
-    best_of: Any = _unsupported("1")
-    echo: Any = _unsupported("false")
-    suffix: Any = _unsupported("an empty text")
+    best_of: Any = _unsupported("best_of", "1")
+    echo: Any = _unsupported("echo", "false")
+    suffix: Any = _unsupported("suffix", "an empty text")
 
     @property
     def top_logprobs_wanted(self) -> int | None:
@@ -150,11 +154,11 @@ class ChatRequest(GenerationRequest):
     top_logprobs: int | None = Field(
         None, ge=0, le=20, description="a whole number from 0 to 20, with logprobs true"
     )
-    tools: Any = _unsupported("an empty list")
-    tool_choice: Any = _unsupported("none or auto")
-    functions: Any = _unsupported("an empty list")
-    function_call: Any = _unsupported("none or auto")
-    response_format: Any = _unsupported('{"type": "text"}')
+    tools: Any = _unsupported("tools", "an empty list")
+    tool_choice: Any = _unsupported("tool_choice", "none or auto")
+    functions: Any = _unsupported("functions", "an empty list")
+    function_call: Any = _unsupported("function_call", "none or auto")
+    response_format: Any = _unsupported("response_format", '{"type": "text"}')
 
     @property
     def top_logprobs_wanted(self) -> int | None:
