@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import uvicorn
@@ -55,12 +56,11 @@ async def run(
     ready: Callable[[], None],
 ) -> int:
     """Serve until a signal or a failure; the exit code."""
-    _allow_files(limits.most_connections + SPARE_FILES)
     signals: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, signals.put_nowait, number)
-    server = _Server(_config(app, limits), ready)
+    server = _Server(_config(app, _allow_files(limits)), ready)
     service.start()
     stopping = asyncio.ensure_future(_stop(server, service, signals, grace_s))
     try:
@@ -130,9 +130,12 @@ class _Server(uvicorn.Server):
         self.ready()
 
 
-def _allow_files(wanted: int) -> None:
-    """A connection is an open file: allow as many as there may be, as far as the system does."""
+def _allow_files(limits: Limits) -> Limits:
+    """A connection is an open file: allow as many as there may be, or else fewer connections."""
+    wanted = 2 * limits.most_connections + SPARE_FILES  # half of them to be told there is no room
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return limits
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return replace(limits, most_connections=max(1, (allowed - SPARE_FILES) // 2))
