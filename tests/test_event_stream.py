@@ -72,7 +72,10 @@ def test_a_return_ends_an_event_before_its_line_feed_comes():
     assert stream.feed(b"data: b\r\n\r\n") == [b"b"]
 
 
-STREAM = "\ufeffdata: é€😀\r\n\r\n: ping\r\rdata: a\r\ndata: b\n\nevent: error\rdata\n\r\ndata: z".encode()
+STREAM = (
+    "\ufeffdata: é€😀\r\n\r\n: ping\r\rdata: a\r\ndata: b\n\n"
+    "event: error\rdata\n\r\ndata: z"
+).encode()
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=12))
