@@ -14,7 +14,7 @@ from torch import Tensor
 
 from prefill_decode.engine.kv_cache import KVCache
 from prefill_decode.engine.model import DecodeSpan, PrefillSpan, RotaryTable, StepPlan, forward
-from prefill_decode.engine.weights import random_weights
+from prefill_decode.engine.weights import Weights, random_weights
 from prefill_decode.model_spec import ModelSpec
 from prefill_decode.step import Chunk
 
@@ -29,7 +29,8 @@ class SequenceChunk:
 
 
 class Engine:
-    """A decoder with random weights and room for `num_slots` sequences of `capacity_tokens`."""
+    """A decoder with room for `num_slots` sequences of `capacity_tokens`; without `weights` of the
+    model on the device, random ones."""
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class Engine:
         num_slots: int = 8,
         capacity_tokens: int = 2048,
         seed: int = 0,
+        weights: Weights | None = None,
     ) -> None:
         if num_slots < 1 or capacity_tokens < 1:
             raise ValueError(
@@ -52,7 +54,7 @@ class Engine:
             )
         self.model = model
         self.device = device
-        self.weights = random_weights(model, device, seed)
+        self.weights = random_weights(model, device, seed) if weights is None else weights
         self.cache = KVCache(model, num_slots, capacity_tokens, device)
         self.rotary = RotaryTable(model, capacity_tokens, device)
 
