@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from prefill_decode.model_spec import (
     Experts,
     LatentAttention,
     ModelSpec,
+    RopeScaling,
     Vectors,
     check_count,
 )
@@ -171,6 +173,12 @@ def from_config(config: Any, name: str, dtype: str | None = None) -> ModelSpec:
 
 def read(path: Path | str, dtype: str | None = None) -> ModelSpec:
     """ModelSpec of a config.json, or of the folder that holds one; named after the folder."""
+    config, name = read_config(path)
+    return from_config(config, name, dtype)
+
+
+def read_config(path: Path | str) -> tuple[Mapping[str, Any], str]:
+    """The object in a config.json, or in that of a folder, and the model's name."""
     path = Path(path)
     try:
         path = path / "config.json" if path.is_dir() else path
@@ -180,7 +188,7 @@ def read(path: Path | str, dtype: str | None = None) -> ModelSpec:
         raise ValueError(f"{path}: a model needs a readable config.json; {error}") from error
     if not isinstance(config, dict):
         raise ValueError(f"{path}: a config.json holds one object; got a {type(config).__name__}")
-    return from_config(config, name or "model", dtype)
+    return config, name or "model"
 
 
 def _parsed(path: Path) -> Any:
@@ -301,6 +309,31 @@ def _rope(keys: Keys) -> Keys:
     if isinstance(inside, Mapping) and "rope_theta" in inside:
         return Keys(inside, keys.name)
     return keys
+
+
+def rope_scaling(keys: Keys) -> RopeScaling | None:
+    """How rotary positions are stretched. ValueError names a way that the engine lacks."""
+    given = keys.get("rope_parameters") or keys.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{keys.name}: rope_scaling must be an object; got {given!r:.60}")
+    inside = Keys(given, keys.name)
+    kind = inside.get("rope_type", inside.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return RopeScaling("linear", inside.positive("factor", nan))
+    if kind != "llama3":
+        raise ValueError(
+            f"{keys.name}: rope_scaling must be default, linear or llama3 for the engine to run "
+            f"stored weights; got {kind!r:.60}"
+        )
+    return RopeScaling(
+        "llama3",
+        inside.positive("factor", nan),
+        inside.positive("low_freq_factor", nan),
+        inside.positive("high_freq_factor", nan),
+        inside.count("original_max_position_embeddings"),
+    )
 
 
 def _positions(keys: Keys) -> str:

@@ -113,6 +113,33 @@ class Vectors:
 
 
 @dataclass(frozen=True)
+class RopeScaling:
+    """How stored weights expect rotary positions to be stretched; it changes no count and no time.
+
+    linear: every frequency divided by `factor`. llama3: only the slow ones, those that turn fewer
+    than `low_turns` times in `original_tokens`; above `high_turns` none; a ramp between.
+    Source: transformers.modeling_rope_utils; Meta's code of Llama 3.1."""
+
+    kind: str
+    factor: float
+    low_turns: float = 1.0
+    high_turns: float = 4.0
+    original_tokens: int = 8192
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("linear", "llama3"):
+            raise ValueError(
+                "rotary positions are stretched as linear or llama3 says; got "
+                f"{self.kind!r:.60}, which would need another table"
+            )
+        if self.kind == "llama3" and self.low_turns >= self.high_turns:
+            raise ValueError(
+                "low_freq_factor must be below high_freq_factor; got "
+                f"{self.low_turns} and {self.high_turns}"
+            )
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     name: str
     num_layers: int
@@ -135,6 +162,7 @@ class ModelSpec:
     rms_norm: bool = True  # False: LayerNorm
     positions: str = "rotary"
     vectors: Vectors = field(default_factory=Vectors)
+    rope_scaling: RopeScaling | None = None  # set with stored weights only
     beyond_llama: str = ""  # in words, what else sets its arithmetic apart; no parameters in it
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from prefill_decode.engine.kv_cache import KVCache
 from prefill_decode.engine.model import StepPlan
 from prefill_decode.engine.paged_engine import PagedEngine, PlacedChunk
+from prefill_decode.engine.weights import Weights
 from prefill_decode.model_spec import ModelSpec
 from prefill_decode.step import Chunk
 
@@ -42,7 +43,8 @@ class SlotCache:
 
 
 class Engine:
-    """A decoder with random weights and room for `num_slots` sequences of `capacity_tokens`."""
+    """A decoder with room for `num_slots` sequences of `capacity_tokens`; without `weights` of the
+    model on the device, random ones."""
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class Engine:
         num_slots: int = 8,
         capacity_tokens: int = 2048,
         seed: int = 0,
+        weights: Weights | None = None,
     ) -> None:
         if num_slots < 1 or capacity_tokens < 1:
             raise ValueError(
@@ -64,6 +67,7 @@ class Engine:
             block_tokens=capacity_tokens,
             capacity_tokens=capacity_tokens,
             seed=seed,
+            weights=weights,
         )
         self.model, self.device = model, device
         self.weights, self.rotary = self.paged.weights, self.paged.rotary

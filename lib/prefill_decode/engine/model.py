@@ -8,6 +8,7 @@ Source: Touvron et al., "LLaMA" (2023): RMSNorm before each part, rotary positio
 """
 
 from dataclasses import dataclass
+from math import pi
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch.nn import functional
 from prefill_decode.engine.attention import decode_attention, prefill_attention
 from prefill_decode.engine.kv_cache import KVCache, seen_in_cache
 from prefill_decode.engine.weights import LayerWeights, Weights
-from prefill_decode.model_spec import ModelSpec
+from prefill_decode.model_spec import ModelSpec, RopeScaling
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,7 @@ class RotaryTable:
     """Cosines and signed sines of every position, [capacity, 1, D], computed once in float64.
 
     None where positions are learned: their table is added to the embedding instead.
-    Ignores: rope_scaling, which stretches positions and changes no time.
-    Source:  Su et al., "RoFormer" (2021), in the half-split form of Llama's published weights.
+    Source: Su et al., "RoFormer" (2021), in the half-split form of Llama's published weights.
     """
 
     def __init__(self, model: ModelSpec, capacity_tokens: int, device: str) -> None:
@@ -77,6 +77,7 @@ class RotaryTable:
             return
         half = model.head_dim // 2
         frequencies = model.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+        frequencies = _stretched(frequencies, model.rope_scaling)
         angles = torch.outer(torch.arange(capacity_tokens, dtype=torch.float64), frequencies)
         dtype = getattr(torch, model.dtype)
         cosines = torch.cat([angles.cos(), angles.cos()], dim=-1)[:, None, :]
@@ -91,6 +92,18 @@ class RotaryTable:
         cosines, signed_sines = self.turns
         swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
         return (heads * cosines[positions]).addcmul_(swapped, signed_sines[positions])
+
+
+def _stretched(frequencies: Tensor, scaling: RopeScaling | None) -> Tensor:
+    """Radians a token, [D/2], as the weights expect them."""
+    if scaling is None:
+        return frequencies
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor
+    turns = scaling.original_tokens * frequencies / (2 * pi)
+    kept = (turns - scaling.low_turns) / (scaling.high_turns - scaling.low_turns)
+    kept = kept.clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / scaling.factor)
 
 
 def forward(

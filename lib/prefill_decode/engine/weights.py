@@ -1,7 +1,7 @@
-"""Weights: random ones, by seed, in the shapes of a ModelSpec.
+"""Weights: what a forward pass multiplies with; random ones, by seed, in a ModelSpec's shapes.
 
-Normal with standard deviation 0.02, as Llama-like models are initialised, so that activations
-stay in the range of real ones and no product meets denormal numbers."""
+The random ones are normal with standard deviation 0.02, as Llama-like models are initialised, so
+that activations stay in the range of real ones and no product meets denormal numbers."""
 
 from dataclasses import dataclass
 
@@ -34,15 +34,20 @@ class Weights:
     lm_head: Linear  # [vocab, hidden]
 
 
-def random_weights(model: ModelSpec, device: str, seed: int) -> Weights:
-    """Weights on `device` in the model's dtype. The same seed and device give the same weights.
-
-    ValueError for a model that the engine cannot run."""
+def check_engine_runs(model: ModelSpec) -> None:
+    """ValueError says what the engine lacks."""
     if not model.engine_runs:
         raise ValueError(
             f"{model.name}: the engine runs dense decoders with gated MLPs, RMSNorm and rotary or "
             f"learned positions; it lacks {model.engine_lacks}. The roofline prices it all the same"
         )
+
+
+def random_weights(model: ModelSpec, device: str, seed: int) -> Weights:
+    """Weights on `device` in the model's dtype. The same seed and device give the same weights.
+
+    ValueError for a model that the engine cannot run."""
+    check_engine_runs(model)
     dtype = getattr(torch, model.dtype)
     generator = torch.Generator(device).manual_seed(seed)
 
