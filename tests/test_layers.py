@@ -16,6 +16,7 @@ LAYERS = [  # lowest first; a part may import from lower layers and from itself
         "capacity",
         "batching",
         "scheduling",
+        "chunking",
         "certify",
         "serving_metrics",
         "statistics",
@@ -50,6 +51,7 @@ INNER_ORDER = [
     "crossover_map",
     "crossover_atlas",
     "scheduling",
+    "chunking",
     "batching",
     "certify",
 ]
