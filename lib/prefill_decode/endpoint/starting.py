@@ -153,16 +153,17 @@ def build_engine(
     num_blocks: int,
     settings: SchedulerSettings,
 ) -> ServingEngine:
-    tokens = min(num_blocks * options.block_tokens, MOST_SEQUENCE_TOKENS)
+    tokens = MOST_SEQUENCE_TOKENS
     if model.spec.positions == "learned":
         tokens = min(tokens, model.spec.vectors.position_rows)
-    return build_serving_engine(
+    engine = build_serving_engine(
         model.spec,
-        model.weights,
         device,
-        num_blocks=num_blocks,
+        cache_tokens=num_blocks * options.block_tokens,
         block_tokens=options.block_tokens,
         capacity_tokens=tokens,
         settings=settings,
-        reuse=options.reuse,
+        weights=model.weights,
     )
+    engine.scheduler.pool.reuse = options.reuse
+    return engine
