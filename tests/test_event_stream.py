@@ -73,8 +73,7 @@ def test_a_return_ends_an_event_before_its_line_feed_comes():
 
 
 STREAM = (
-    "\ufeffdata: é€😀\r\n\r\n: ping\r\rdata: a\r\ndata: b\n\n"
-    "event: error\rdata\n\r\ndata: z"
+    "\ufeffdata: é€😀\r\n\r\n: ping\r\rdata: a\r\ndata: b\n\nevent: error\rdata\n\r\ndata: z"
 ).encode()
 
 
