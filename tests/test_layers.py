@@ -28,6 +28,7 @@ LAYERS = [  # lowest first; a part may import from lower layers and from itself
         "claim",
     },
     {"kernels"},
+    {"kernel_rows"},
     {"engine", "measure"},
     {"results"},
     {"endpoint"},
@@ -63,7 +64,7 @@ INNER_ORDER = [
     "batching",
     "certify",
 ]
-TORCH_ALLOWED = {"kernels", "engine", "measure", "endpoint"}
+TORCH_ALLOWED = {"kernels", "kernel_rows", "engine", "measure", "endpoint"}
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 

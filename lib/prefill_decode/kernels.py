@@ -42,7 +42,8 @@ _ATTENTION = [_POINTER] * 11 + [ctypes.c_double] + [_LONG] * 9 + [ctypes.c_int]
 class Kernels:
     """The compiled functions, called with tensors."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL, path: Path) -> None:
+        self.path = path
         self._product = {dtype: getattr(library, f"product_{n}") for dtype, n in DTYPES.items()}
         self._attention = {dtype: getattr(library, f"attention_{n}") for dtype, n in DTYPES.items()}
         self._prepare = {dtype: getattr(library, f"prepare_{n}") for dtype, n in DTYPES.items()}
@@ -199,6 +200,13 @@ def why_not() -> str | None:
     return None if isinstance(library, Kernels) else library
 
 
+def compiled_path() -> Path:
+    """The shared library that `kernels` has loaded."""
+    found = kernels()
+    assert found is not None
+    return found.path
+
+
 @cache
 def _library() -> Kernels | str:
     compiler = os.environ.get("CXX") or shutil.which("g++")
@@ -207,7 +215,8 @@ def _library() -> Kernels | str:
     if compiler is None:
         return "there is no C++ compiler: install g++"
     try:
-        return Kernels(ctypes.CDLL(str(_compiled(compiler))))
+        path = _compiled(compiler)
+        return Kernels(ctypes.CDLL(str(path)), path)
     except subprocess.CalledProcessError as error:
         return f"{compiler} could not compile them: {_first_complaint(error.stderr)}"
     except (OSError, AttributeError, subprocess.TimeoutExpired) as error:

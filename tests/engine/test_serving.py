@@ -8,9 +8,9 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from prefill_decode.engine.paged_engine import PagedEngine, PlacedChunk
 from prefill_decode.engine.sampling import Sampling, sample
-
 from prefill_decode.engine.serving import ServingEngine, build_serving_engine
 from prefill_decode.model_spec import ModelSpec
 from prefill_decode.scheduling import POLICIES, QueueFull, SchedulerSettings

@@ -2,9 +2,10 @@
 
 On a CPU the plain product runs at the speed of memory for one row only, and batching would look
 expensive because of a kernel, not of physics. So a few rows go through the kernels of
-`kernels.cpp`, which read a weight once whatever the number of rows. Where those cannot be
-compiled, float32 weights are laid out once more in oneDNN's blocks, which helps from two rows on
-and costs the memory of a second copy. From some tens of rows on the plain product is as fast."""
+`kernels.cpp`, which read a weight once whatever the number of rows; how many are a few is found
+out on each machine, as the plain product overtakes them at some tens of rows or never. Where they
+cannot be compiled, float32 weights are laid out once more in oneDNN's blocks, which helps from two
+rows on and costs the memory of a second copy."""
 
 from typing import Any
 
@@ -12,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from prefill_decode.kernel_rows import most_kernel_rows
 from prefill_decode.kernels import DTYPES, NORM, PLAIN, SWIGLU, kernels
 
-MOST_KERNEL_ROWS = 32
 PACKED_FOR_ROWS = 16  # the batch size oneDNN lays the weight out for; as good as any up to 128
 LEAST_PLAIN_ROWS = 256  # above, the packed layout is 5 to 10 % slower than the plain one
 
@@ -32,6 +33,9 @@ class Linear:
         self.bias = bias
         on_cpu = weight.device.type == "cpu" and weight.dtype in DTYPES
         self.kernels = kernels() if on_cpu else None
+        self.most_rows = 0  # that run in the kernels
+        if self.kernels:
+            self.most_rows = most_kernel_rows(weight.dtype, torch.get_num_threads())
         self.packed: Tensor | None = None
         if _packs(weight.device.type, weight.dtype):
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
@@ -64,7 +68,7 @@ class Linear:
         return self.add_to(functional.silu(gate).mul_(up), residual)
 
     def _few(self, rows: Tensor) -> bool:
-        return rows.shape[0] <= MOST_KERNEL_ROWS
+        return rows.shape[0] <= self.most_rows
 
     def _by_kernel(self, rows: Tensor, **options: Any) -> Tensor:
         assert self.kernels is not None

@@ -139,13 +139,25 @@ def _named_after(dtype: str, ceilings: Ceilings) -> Ceilings:
 
 
 def _matrix_kernels(device: str, dtype: str, seed: int) -> list[Kernel]:
+    import torch
+
+    from prefill_decode.kernels import DTYPES
+    from prefill_decode.kernels import kernels as compiled
+
     noise = _noise(device, dtype, seed)
 
     def kernel(size: int) -> Kernel:
         left, right = noise(size, size), noise(size, size)
         return Kernel(f"product of {size} x {size} matrices", 2.0 * size**3, lambda: left @ right)
 
-    return [kernel(size) for size in MATRIX_SIZES[device]]
+    found = [kernel(size) for size in MATRIX_SIZES[device]]
+    own = compiled() if device == "cpu" else None
+    if own is not None and getattr(torch, dtype) in DTYPES:
+        size = MATRIX_SIZES[device][0]
+        weight, rows = noise(size, size), noise(size, size)
+        name = f"own product of {size} x {size} matrices"
+        found.append(Kernel(name, 2.0 * size**3, lambda: own.product(weight, rows)))
+    return found
 
 
 def _read_kernels(device: str, dtype: str, working_set_bytes: float, seed: int) -> list[Kernel]:
