@@ -435,9 +435,23 @@ template <typename S> struct Attention {
         }
     }
 
+    long first_seen(long sequence) const {
+        return window ? std::max(0L, positions[sequence] + 1 - window) : 0;
+    }
+
+    // The first keys of the KV head after this one, which may be another sequence's.
+    void cut_after(long sequence, long kv_head, Tile<S> &tile) const {
+        tile.num_runs = 0;
+        if (++kv_head == num_kv_heads)
+            kv_head = 0, ++sequence;
+        if (sequence < batch)
+            cut(keys, blocks + sequence * most_blocks, kv_head, first_seen(sequence),
+                positions[sequence] + 1, tile);
+    }
+
     // One sequence and one KV head: caches the new key and value, then attends for its query heads,
-    // tile by tile, so that memory is read once for all of them. The first values are asked for
-    // with the last keys.
+    // tile by tile, so that memory is read once for all of them. The last keys ask for the first
+    // values, and the last values for the keys that this core comes to next.
     void one(long sequence, long kv_head, C *scratch) const {
         const long groups = num_heads / num_kv_heads, position = positions[sequence];
         const S *row = qkv + sequence * (num_heads + 2 * num_kv_heads) * head_dim;
@@ -452,7 +466,7 @@ template <typename S> struct Attention {
         const S *value = row + (num_heads + num_kv_heads + kv_head) * head_dim;
         std::copy(value, value + head_dim, values + here);
 
-        const long first = window ? std::max(0L, position + 1 - window) : 0, end = position + 1;
+        const long first = first_seen(sequence), end = position + 1;
         const C scale = C(1) / std::sqrt(C(head_dim));
         for (long group = 0; group < groups; ++group) {
             C *query = queries + group * head_dim;
@@ -475,7 +489,10 @@ template <typename S> struct Attention {
             normalise(scores + group * score_size(), end - first);
         std::fill(mixed, mixed + groups * head_dim, C(0));
         for (long token = first; token < end; token += TILE_TOKENS, std::swap(tile, next)) {
-            cut(values, table, kv_head, std::min(end, token + TILE_TOKENS), end, *next);
+            if (token + TILE_TOKENS < end)
+                cut(values, table, kv_head, token + TILE_TOKENS, end, *next);
+            else
+                cut_after(sequence, kv_head, *next);
             Ahead<S> ahead = {*next, groups, head_dim};
             for (long group = 0; group < groups; ++group)
                 mix(scores + group * score_size() + token - first, *tile, ahead,
