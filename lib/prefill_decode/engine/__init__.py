@@ -1,8 +1,8 @@
 """Engine: run a step, for real, in torch.
 
 A Llama-like decoder, as a rule with random weights: their values do not change the time, their
-bytes do. `engine.checkpoint` reads stored ones. One path, `Engine.forward`, runs prefill, decode and
-steps that mix them."""
+bytes do. `engine.checkpoint` reads stored ones. One path, `Engine.forward`, runs prefill, decode
+and steps that mix them."""
 
 from prefill_decode.engine.engine import Engine, SequenceChunk
 from prefill_decode.engine.exactness import (
