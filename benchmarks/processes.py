@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -63,12 +63,7 @@ class Adapter:
 
     def cpu_s(self) -> float:
         """Processor time this engine's processes have taken so far."""
-        try:
-            processes = [psutil.Process(self.process.pid)]
-            processes += processes[0].children(recursive=True)
-        except psutil.NoSuchProcess:
-            return 0.0
-        return sum(map(_cpu_s, processes))
+        return family_cpu_s(self.process.pid)
 
     def close(self) -> None:
         self._signal(signal.SIGKILL)
@@ -102,10 +97,20 @@ class Adapter:
         return " / ".join(self.log[-3:]) or "no message"
 
 
+class Timed(Protocol):
+    """An engine as a round sees it."""
+
+    name: str
+    version: str
+
+    def time_s(self, step: str) -> float: ...
+    def cpu_s(self) -> float: ...
+
+
 class OtherLoad:
     """Processor time that neither this process nor the engines took since this was made."""
 
-    def __init__(self, adapters: Sequence[Adapter]) -> None:
+    def __init__(self, adapters: Sequence[Timed]) -> None:
         self.adapters = adapters
         self.started_s = time.perf_counter()
         self.others_s = self._others_s()
@@ -125,6 +130,16 @@ def _busy_s() -> float:
     fields = ("user", "nice", "system", "irq", "softirq", "steal")
     cpus = [every[cpu] for cpu in allowed_cpus() if cpu < len(every)]
     return float(sum(getattr(cpu, field, 0.0) for cpu in cpus for field in fields))
+
+
+def family_cpu_s(pid: int) -> float:
+    """Processor time a process and its children have taken so far."""
+    try:
+        processes = [psutil.Process(pid)]
+        processes += processes[0].children(recursive=True)
+    except psutil.NoSuchProcess:
+        return 0.0
+    return sum(map(_cpu_s, processes))
 
 
 def _cpu_s(process: psutil.Process) -> float:

@@ -149,9 +149,10 @@ def chunks_of(step: str) -> list[Chunk]:
     raise ValueError(f"a step is 'prefill N' or 'decode B at N'; got {step!r}")
 
 
-def write_between_marks(path: Path, text: str) -> None:
-    before, _, rest = path.read_text().partition(START_MARK)
-    _, found, after = rest.partition(END_MARK)
+def write_between_marks(path: Path, text: str, marks: tuple[str, str]) -> None:
+    start_mark, end_mark = marks
+    before, _, rest = path.read_text().partition(start_mark)
+    _, found, after = rest.partition(end_mark)
     if not found:
-        raise ValueError(f"{path} needs the lines {START_MARK} and {END_MARK} around the table")
-    path.write_text(f"{before}{START_MARK}\n{text}\n{END_MARK}{after}")
+        raise ValueError(f"{path} needs the lines {start_mark} and {end_mark} around the table")
+    path.write_text(f"{before}{start_mark}\n{text}\n{end_mark}{after}")

@@ -15,6 +15,7 @@ from tests.conftest import ROOT
 sys.path.insert(0, str(ROOT / "benchmarks"))  # scripts, not a package
 
 import engines
+import interleaved
 from processes import Adapter, EngineError, OtherLoad
 from report import (
     END_MARK,
@@ -130,7 +131,7 @@ def test_others_are_those_that_are_neither_this_process_nor_an_engine(monkeypatc
 def test_a_round_asks_every_engine_once_in_an_order_that_changes(start, tmp_path):
     log = tmp_path / "log"
     fakes = [start(name, FAKE, name, "0.1", str(log)) for name in ("ours", "other")]
-    rounds = engines.measure(fakes, ["prefill 128"], KERNELS, 1.0, spare_cores=64, seed=0)
+    rounds = interleaved.measure(fakes, ["prefill 128"], KERNELS, 1.0, spare_cores=64, seed=0)
     asked = log.read_text().split()
     pairs = {tuple(asked[i : i + 2]) for i in range(0, len(asked), 2)}
     assert pairs == {("ours", "other"), ("other", "ours")}
@@ -140,7 +141,7 @@ def test_a_round_asks_every_engine_once_in_an_order_that_changes(start, tmp_path
 
 def test_an_engine_that_fails_is_left_out_and_the_others_go_on(start, tmp_path, capsys):
     fakes = [start("ours", FAKE, "ours", "0.1", str(tmp_path / "log")), start("failing", FAILING)]
-    rounds = engines.measure(fakes, ["prefill 128"], KERNELS, 0.2, spare_cores=64, seed=0)
+    rounds = interleaved.measure(fakes, ["prefill 128"], KERNELS, 0.2, spare_cores=64, seed=0)
     assert capsys.readouterr().err.count("left out: failing") == 1
     assert rounds
     assert all(set(each.times_s) == {"ours"} for each in rounds)
@@ -155,7 +156,7 @@ def test_an_interrupt_keeps_the_rounds_that_are_whole(capsys):
         return answer
 
     fake = SimpleNamespace(name="ours", time_s=time_s, cpu_s=lambda: 0.0)
-    rounds = engines.measure([fake], ["prefill 128"], KERNELS, 60.0, spare_cores=64, seed=0)
+    rounds = interleaved.measure([fake], ["prefill 128"], KERNELS, 60.0, spare_cores=64, seed=0)
     assert [each.times_s["ours"] for each in rounds] == [0.2, 0.3]
     assert "after 2 rounds" in capsys.readouterr().err
 
@@ -174,7 +175,7 @@ def test_a_step_that_costs_four_times_as_much_gets_half_the_rounds(monkeypatch):
 
     monkeypatch.setattr("time.perf_counter", now_s)
     fake = SimpleNamespace(name="ours", time_s=time_s, cpu_s=lambda: 0.0)
-    rounds = engines.measure([fake], list(cost_s), KERNELS, 60.1, spare_cores=64, seed=0)
+    rounds = interleaved.measure([fake], list(cost_s), KERNELS, 60.1, spare_cores=64, seed=0)
     steps = [each.step for each in rounds]
     assert steps.count("prefill 128") == 20
     assert steps.count("prefill 512") == 10

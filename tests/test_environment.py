@@ -67,9 +67,8 @@ def test_installed_and_pinned_versions_satisfy_pyproject():
         if requirement.name == PROJECT["name"]:
             continue
         assert version(requirement.name) in requirement.specifier, requirement
-        assert names[re.sub(r"[-_.]+", "-", requirement.name).lower()] in requirement.specifier, (
-            requirement
-        )
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        assert names[name] in requirement.specifier, requirement
 
 
 def test_jupyter_book_is_held_below_2():

@@ -85,9 +85,71 @@ def test_scores_far_apart_neither_overflow_nor_become_nan(ready):
     values = noise(1, 1, 8, 4, dtype=torch.float32)
     keys[0, 0, 2] = 1000.0
     qkv = torch.cat([torch.full((1, 4), 1.0), torch.zeros(1, 4), torch.ones(1, 4)], dim=1)
-    slots, positions = torch.tensor([0]), torch.tensor([5])
-    found = ready.decode_attention(qkv, keys, values, None, None, slots, positions, None, 1e-6)
+    blocks, positions = torch.tensor([[0]]), torch.tensor([5])
+    found = ready.decode_attention(qkv, keys, values, None, None, blocks, positions, 6, None, 1e-6)
     torch.testing.assert_close(found[0], values[0, 0, 2])
+
+
+def cached_in_blocks(block_tokens, totals, head_dim, dtype, seed=0):
+    """Noise in a cache, and a scattered table for sequences of these lengths: [B, most_blocks]."""
+    num_blocks = [-(-total // block_tokens) for total in totals]
+    keys = noise(sum(num_blocks) + 1, 2, block_tokens, head_dim, dtype=dtype, seed=seed)
+    values = noise(sum(num_blocks) + 1, 2, block_tokens, head_dim, dtype=dtype, seed=seed + 1)
+    scattered = torch.randperm(len(keys), generator=torch.Generator().manual_seed(seed))
+    table = torch.full((len(totals), max(num_blocks)), 10**9)  # never read beyond a sequence
+    for row, blocks in zip(table, scattered[:-1].split(num_blocks), strict=True):
+        row[: len(blocks)] = blocks
+    return keys, values, table
+
+
+def attended_by_hand(qkv, keys, values, blocks, position, window):
+    """One sequence in float64, [H D], 4 query heads on 2 KV heads; its token is in the cache."""
+    size, block_tokens = keys.shape[3], keys.shape[2]
+    places = range(max(0, position + 1 - (window or position + 1)), position + 1)
+    seen = [(int(blocks[place // block_tokens]), place % block_tokens) for place in places]
+    mixed = []
+    for head in range(4):
+        query = qkv[head * size : (head + 1) * size].double()
+        head_keys = torch.stack([keys[b, head // 2, o] for b, o in seen]).double()
+        head_values = torch.stack([values[b, head // 2, o] for b, o in seen]).double()
+        mixed.append((head_keys @ query / size**0.5).softmax(0) @ head_values)
+    return torch.cat(mixed)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("block_tokens", [1, 3, 16, 64, 100, 200])
+@pytest.mark.parametrize("window", [None, 1, 70])
+@pytest.mark.parametrize("head_dim", [20, 64])
+def test_attention_walks_block_tables_over_any_of_their_ends(
+    ready, dtype, block_tokens, window, head_dim
+):
+    totals = [1, 64, 65, 150]
+    keys, values, table = cached_in_blocks(block_tokens, totals, head_dim, dtype)
+    before = [keys.clone(), values.clone()]
+    qkv = noise(len(totals), 8 * head_dim, dtype=dtype, seed=5)
+    positions = torch.tensor(totals) - 1
+    found = ready.decode_attention(
+        qkv, keys, values, None, None, table, positions, max(totals), window, 1e-6
+    )
+    new_keys, new_values = qkv[:, 4 * head_dim :].view(-1, 2, 2, head_dim).unbind(1)
+    for row, position in enumerate(positions.tolist()):
+        place = (int(table[row, position // block_tokens]), slice(None), position % block_tokens)
+        assert torch.equal(keys[place], new_keys[row])
+        assert torch.equal(values[place], new_values[row])
+        before[0][place], before[1][place] = new_keys[row], new_values[row]
+        wanted = attended_by_hand(qkv[row], keys, values, table[row], position, window)
+        assert (found[row].double() - wanted).abs().max() <= TOLERANCE[dtype] * wanted.abs().max()
+    assert torch.equal(keys, before[0])  # and nothing else was written
+    assert torch.equal(values, before[1])
+
+
+def test_attention_refuses_tables_it_would_misread(ready):
+    keys, values, table = cached_in_blocks(4, [8, 8], 8, torch.float32)
+    qkv, positions = noise(2, 64, dtype=torch.float32), torch.tensor([7, 7])
+    rest = (keys, values, None, None)
+    for blocks, longest in ((table.int(), 8), (table.T, 8), (table, 9), (table[:1], 8)):
+        with pytest.raises(AssertionError):
+            ready.decode_attention(qkv, *rest, blocks, positions, longest, None, 1e-6)
 
 
 def test_a_product_refuses_tensors_it_would_misread(ready):

@@ -11,6 +11,7 @@ from scipy import stats
 from prefill_decode.request import Request, RequestRecord
 from prefill_decode.serving_metrics import (
     Objectives,
+    e2e_s,
     goodput_per_s,
     is_answered,
     itl_s,
@@ -32,16 +33,26 @@ def test_one_token_an_event():
     assert stall_s(record) == pytest.approx(0.3)
 
 
-def test_several_tokens_an_event_are_divided_by_the_tokens_that_came_later():
-    record = RequestRecord(REQUEST, (10.5, 11.1), (1, 3))
+@pytest.mark.parametrize("tokens", [(1, 3), (3, 1), (2, 2)])
+def test_tpot_counts_every_token_but_one_whatever_the_first_event_brought(tokens):
+    record = RequestRecord(REQUEST, (10.5, 11.1), tokens)
     assert tpot_s(record) == pytest.approx(0.2)
     assert itl_s([record]) == pytest.approx([0.6])
+
+
+def test_events_whose_tokens_nobody_counted_have_gaps_but_no_tpot():
+    record = RequestRecord(REQUEST, (10.5, 11.1), (1, 1), tokens_counted=False)
+    assert isnan(tpot_s(record))
+    assert (stall_s(record), e2e_s(record)) == (pytest.approx(0.6), pytest.approx(1.1))
+    assert is_answered(record)  # of the 4 tokens asked for, nobody can say that some are missing
+    assert not is_answered(RequestRecord(REQUEST, (10.5, 11.1), (1, 1)))
 
 
 def test_what_does_not_exist_is_nan_and_never_0():
     silent = RequestRecord(REQUEST, failure="refused")
     single = RequestRecord(REQUEST, (10.5,), (4,))
     assert isnan(ttft_s(silent))
+    assert isnan(e2e_s(silent))
     assert isnan(tpot_s(single))
     assert isnan(stall_s(single))
     assert itl_s([silent, single]) == []
@@ -187,6 +198,8 @@ def test_a_random_run_is_summarized_as_numpy_does(seed):
         (found.ttft_s, [ttft for ttft, _ in kept]),
         (found.tpot_s, [numpy.mean(gaps) for _, gaps in kept if gaps]),
         (found.itl_s, [gap for _, gaps in kept for gap in gaps]),
+        (found.stall_s, [max(gaps) for _, gaps in kept if gaps]),
+        (found.e2e_s, [ttft + sum(gaps) for ttft, gaps in kept]),
     ]:
         assert [p.n for p in percentiles] == [len(samples)] * 4
         shown = [(p.value, numpy.percentile(samples, 100 * p.p)) for p in percentiles if p.enough]

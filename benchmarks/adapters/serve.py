@@ -3,7 +3,9 @@
 Once its engine is loaded, an adapter writes {"version": ...}. Then each line {"step": "prefill
 512"} or {"step": "decode 4 at 512"} is answered with {"time_s": ...}, the time of one such step,
 or with {"error": ...}. A decode step brings one further token for each of 4 sequences that hold
-512 tokens each; a prefill step brings one prompt and wants the logits of its last token."""
+512 tokens each; a prefill step brings one prompt and wants the logits of its last token. "answer 16
+of 128 plus 64" is no step but 16 requests at once, each with a prompt of 128 tokens and an answer
+of 64, from the first token to the last."""
 
 import json
 import os
@@ -49,26 +51,35 @@ class Engine(Protocol):
     def decode(self, batch: int, context_tokens: int) -> float: ...
 
 
-def serve(load: Callable[[Options], Engine]) -> None:
+class Batcher(Protocol):
+    version: str
+
+    def answer(self, requests: int, prompt_tokens: int, output_tokens: int) -> float: ...
+
+
+def serve(load: Callable[[Options], Engine | Batcher]) -> None:
     """Load the engine, then answer until the input ends."""
     engine = load(_read_options())
     _answer({"version": engine.version})
     for line in sys.stdin:
         try:
             kind, *counts = parse_step(json.loads(line)["step"])
-            run = engine.prefill if kind == "prefill" else engine.decode
-            _answer({"time_s": run(*counts)})
+            _answer({"time_s": getattr(engine, kind)(*counts)})
         except Exception as error:
             _answer({"error": f"{type(error).__name__}: {error}"})
 
 
-def parse_step(text: str) -> tuple[str, int] | tuple[str, int, int]:
+def parse_step(text: str) -> tuple[str, *tuple[int, ...]]:
     match text.split():
         case ["prefill", tokens]:
             return "prefill", int(tokens)
         case ["decode", batch, "at", context_tokens]:
             return "decode", int(batch), int(context_tokens)
-    raise ValueError(f"a step is 'prefill N' or 'decode B at N'; got {text!r}")
+        case ["answer", requests, "of", prompt_tokens, "plus", output_tokens]:
+            return "answer", int(requests), int(prompt_tokens), int(output_tokens)
+    raise ValueError(
+        f"a step is 'prefill N', 'decode B at N' or 'answer B of N plus N'; got {text!r}"
+    )
 
 
 def time_of(step: Callable[[], object]) -> float:
@@ -96,8 +107,8 @@ def _read_options() -> Options:
         given.model,
         given.peers,
         given.threads,
-        prefills=tuple(step[1] for step in steps if len(step) == 2),
-        decodes=tuple((step[1], step[2]) for step in steps if len(step) == 3),
+        prefills=tuple(step[1] for step in steps if step[0] == "prefill"),
+        decodes=tuple((step[1], step[2]) for step in steps if step[0] == "decode"),
     )
 
 

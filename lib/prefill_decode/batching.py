@@ -1,27 +1,82 @@
-"""Batching: who is in the batch at each decode step, under two policies.
+"""Batching: what becomes of a line of requests, under two policies of the scheduler.
 
 Requests come in a fixed order, all present from the start, and each asks for a number of output
-tokens. A batch has B slots. Static batching fills them, runs until the longest answer is done and
-fills them again; a finished sequence stays in the step till then, as padding: a chunk that runs
-and samples no token. Continuous batching gives the slot of a finished sequence to the next
-request at the next step.
+tokens. A step has so many slots. Static batching fills them and takes nobody else in until the
+longest answer is done; a slot whose answer is done earlier stays empty. Continuous batching gives
+the slot of a finished sequence to the next request at the next step.
 
-Counts:  decode steps, as lists of chunks, one for each occupied slot, each with the context it
-         reads.
-Ignores: prefill and arrivals, which hurt both policies; cache blocks, of which there are always
-         enough.
+Counts:  every step that the scheduler chooses, prompts and decodes, as lists of chunks.
+Ignores: arrivals, which hurt static batching; cache blocks, of which there are always enough;
+         padding, with which engines that cannot let a sequence go make static batching dearer.
 Source:  Yu et al., "Orca" (2022), whose iteration-level scheduling is the continuous policy.
 """
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil, log1p
+from typing import Literal
 
+from prefill_decode.hardware import Hardware
 from prefill_decode.model_spec import ModelSpec
 from prefill_decode.roofline import StepWork, in_series, step_work
+from prefill_decode.scheduling import (
+    BlockPool,
+    Policy,
+    Scheduler,
+    SchedulerSettings,
+    SequenceState,
+    rehearse,
+)
 from prefill_decode.step import Chunk
 
 Schedule = list[list[Chunk]]
+ROUNDING = 1e-9
+POLICY_OF: dict[str, Policy] = {"static": "static", "continuous": "chunked"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """Requests that all wait from the start, each with a prompt of `prompt_tokens`, and how they
+    are batched."""
+
+    batching: Literal["static", "continuous"]
+    output_tokens: tuple[int, ...]
+    slots: int
+    prompt_tokens: int = 1
+
+    def __post_init__(self) -> None:
+        lengths = self.output_tokens
+        if not lengths or min(lengths) < 1 or self.slots < 1 or self.prompt_tokens < 1:
+            raise ValueError(
+                "a line needs a slot and requests of at least one prompt token and one output "
+                f"token each; got {self.slots} slots, {self.prompt_tokens} prompt tokens and "
+                f"{list(lengths)[:10]}"
+            )
+        if self.batching not in POLICY_OF:
+            raise ValueError(f"batching is static or continuous; got {self.batching!r}")
+
+    @property
+    def most_tokens(self) -> int:
+        """Of one sequence in the cache."""
+        return self.prompt_tokens + max(self.output_tokens)
+
+    @property
+    def settings(self) -> SchedulerSettings:
+        """A budget that holds the prompts of a whole batch: they never wait for one another."""
+        budget = max(self.slots * self.prompt_tokens, self.most_tokens) + self.slots
+        return SchedulerSettings(POLICY_OF[self.batching], budget, self.slots)
+
+    def schedule(self) -> Schedule:
+        """The steps that serve the line, as the scheduler chooses them."""
+        pool = BlockPool(self.slots * self.most_tokens, 1, reuse=False)
+        return rehearse(
+            Scheduler(pool, self.settings),
+            [
+                SequenceState(str(index), self.prompt_tokens, tokens)
+                for index, tokens in enumerate(self.output_tokens)
+            ],
+        )
 
 
 def geometric_lengths(requests: int, mean_tokens: int, seed: int = 0) -> list[int]:
@@ -36,34 +91,9 @@ def geometric_lengths(requests: int, mean_tokens: int, seed: int = 0) -> list[in
             f"{requests} requests and a mean of {mean_tokens}"
         )
     ranks = [(i + 0.5) / requests for i in range(requests)]
-    lengths = [ceil(log1p(-rank) / log1p(-1 / mean_tokens)) for rank in ranks]
+    # A quotient that is whole may come out a rounding too large.
+    lengths = [ceil(log1p(-rank) / log1p(-1 / mean_tokens) - ROUNDING) for rank in ranks]
     return random.Random(seed).sample(lengths, requests)
-
-
-def static_schedule(output_tokens: Sequence[int], slots: int, prompt_tokens: int = 0) -> Schedule:
-    """Batches of `slots` requests, one after another, each as long as its longest answer."""
-    _check(output_tokens, slots)
-    batches = [output_tokens[i : i + slots] for i in range(0, len(output_tokens), slots)]
-    return [
-        [Chunk(1, prompt_tokens + done, samples_token=done < asked) for asked in batch]
-        for batch in batches
-        for done in range(max(batch))
-    ]
-
-
-def continuous_schedule(
-    output_tokens: Sequence[int], slots: int, prompt_tokens: int = 0
-) -> Schedule:
-    """At every step the free slots go to the next requests in line."""
-    _check(output_tokens, slots)
-    waiting = list(reversed(output_tokens))
-    running: list[tuple[int, int]] = []  # tokens asked for, tokens done
-    steps: Schedule = []
-    while waiting or running:
-        running += [(waiting.pop(), 0) for _ in range(min(slots - len(running), len(waiting)))]
-        steps.append([Chunk(1, prompt_tokens + done) for _, done in running])
-        running = [(asked, done + 1) for asked, done in running if done + 1 < asked]
-    return steps
 
 
 def schedule_work(model: ModelSpec, schedule: Sequence[Sequence[Chunk]]) -> StepWork:
@@ -73,9 +103,8 @@ def schedule_work(model: ModelSpec, schedule: Sequence[Sequence[Chunk]]) -> Step
     return in_series([step_work(model, step) for step in schedule])
 
 
-def _check(output_tokens: Sequence[int], slots: int) -> None:
-    if not output_tokens or min(output_tokens) < 1 or slots < 1:
-        raise ValueError(
-            "a schedule needs a slot and requests of at least one output token each; got "
-            f"{slots} slots and {list(output_tokens)[:10]}"
-        )
+def least_time_s(
+    model: ModelSpec, schedule: Sequence[Sequence[Chunk]], hardware: Hardware
+) -> float:
+    """The least that a schedule can take: the sum of its steps' least times."""
+    return sum(step_work(model, step).least_time_s(hardware) for step in schedule)

@@ -26,7 +26,7 @@ constexpr int VECTOR_BYTES = 64, ROWS_AT_ONCE = 6, OUTS_AT_ONCE = 4; // 32 vecto
 #else
 constexpr int VECTOR_BYTES = 32, ROWS_AT_ONCE = 4, OUTS_AT_ONCE = 2; // 16 vector registers
 #endif
-constexpr long LARGEST_HEAD = 512, BLOCK_TOKENS = 64, LINE_BYTES = 64,
+constexpr long LARGEST_HEAD = 512, TILE_TOKENS = 64, LINE_BYTES = 64,
                TILE_BYTES = 128 * 1024; // a tile stays in a core's own cache
 
 struct bfloat16 {
@@ -360,16 +360,48 @@ void prepare_all(const S *rows, const S *gains, S *ready, double epsilon, int pr
     }
 }
 
+// Consecutive tokens of one head in one block of the cache.
+template <typename S> struct Run {
+    const S *first;
+    long tokens;
+};
+
+// The tokens that a core works on at a time: as many runs as the blocks they lie in.
+template <typename S> struct Tile {
+    Run<S> runs[TILE_TOKENS];
+    long num_runs = 0, tokens = 0;
+};
+
+// Asks for the tokens of a tile one after another, so that memory works while another is computed:
+// the `groups` query heads that pass over that other ask for one token in `groups` each.
+template <typename S> struct Ahead {
+    const Tile<S> &tile;
+    const long groups, head_dim;
+    long run = 0, token = 0, passed = 0;
+
+    void pass(long tokens) {
+        for (passed += tokens; passed >= groups && run < tile.num_runs; passed -= groups) {
+            const char *bytes =
+                reinterpret_cast<const char *>(tile.runs[run].first + token * head_dim);
+            for (long i = 0; i < head_dim * long(sizeof(S)); i += LINE_BYTES)
+                __builtin_prefetch(bytes + i, 0, 2);
+            if (++token == tile.runs[run].tokens)
+                ++run, token = 0;
+        }
+    }
+};
+
 template <typename S> struct Attention {
     typedef typename ComputeOf<S>::type C;
-    const S *qkv;                     // [B, (H + 2K) D], not yet turned
-    const S *query_norm, *key_norm;   // [D] or null
-    const S *cosines, *sines;         // [capacity, D], sines signed
-    S *keys, *values;                 // [slots, K, capacity, D]
-    const int64_t *slots, *positions; // [B]
-    S *attended;                      // [B, H D]
+    const S *qkv;                      // [B, (H + 2K) D], not yet turned
+    const S *query_norm, *key_norm;    // [D] or null
+    const S *cosines, *sines;          // [capacity, D], sines signed
+    S *keys, *values;                  // [num_blocks, K, block_tokens, D]
+    const int64_t *blocks, *positions; // [B, most_blocks], [B]
+    S *attended;                       // [B, H D]
     double epsilon;
-    long batch, num_heads, num_kv_heads, head_dim, capacity, window, turns;
+    long batch, num_heads, num_kv_heads, head_dim, block_tokens, most_blocks, most_seen, window,
+        turns;
 
     void turn(const S *head, const S *norm, long position, C *turned) const {
         C plain[LARGEST_HEAD];
@@ -384,26 +416,43 @@ template <typename S> struct Attention {
             turned[i] = plain[i] * widen(cosine[i]) + plain[(i + half) % head_dim] * widen(sine[i]);
     }
 
+    // Where a token of one KV head lies in the keys and in the values.
+    long place(const int64_t *table, long kv_head, long token) const {
+        const long block = table[token / block_tokens], offset = token % block_tokens;
+        return ((block * num_kv_heads + kv_head) * block_tokens + offset) * head_dim;
+    }
+
+    // Tokens first:last of one KV head, or as many of them as a tile holds.
+    void cut(const S *cached, const int64_t *table, long kv_head, long first, long last,
+             Tile<S> &tile) const {
+        last = std::min(last, first + TILE_TOKENS);
+        tile.num_runs = 0;
+        tile.tokens = last - first;
+        while (first < last) {
+            const long count = std::min(last - first, block_tokens - first % block_tokens);
+            tile.runs[tile.num_runs++] = {cached + place(table, kv_head, first), count};
+            first += count;
+        }
+    }
+
     // One sequence and one KV head: caches the new key and value, then attends for its query heads,
-    // block by block, so that memory is read once for all of them.
+    // tile by tile, so that memory is read once for all of them. The first values are asked for
+    // with the last keys.
     void one(long sequence, long kv_head, C *scratch) const {
         const long groups = num_heads / num_kv_heads, position = positions[sequence];
         const S *row = qkv + sequence * (num_heads + 2 * num_kv_heads) * head_dim;
-        const long at = (slots[sequence] * num_kv_heads + kv_head) * capacity * head_dim;
-        S *head_keys = keys + at, *head_values = values + at;
+        const int64_t *table = blocks + sequence * most_blocks;
         C *queries = scratch, *mixed = queries + groups * head_dim,
           *scores = mixed + groups * head_dim;
 
+        const long here = place(table, kv_head, position);
         turn(row + (num_heads + kv_head) * head_dim, key_norm, position, queries);
         for (long i = 0; i < head_dim; ++i)
-            store(head_keys + position * head_dim + i, queries[i]);
+            store(keys + here + i, queries[i]);
         const S *value = row + (num_heads + num_kv_heads + kv_head) * head_dim;
-        std::copy(value, value + head_dim, head_values + position * head_dim);
+        std::copy(value, value + head_dim, values + here);
 
-        const long first = window ? std::max(0L, position + 1 - window) : 0,
-                   seen = position + 1 - first;
-        const S *seen_keys = head_keys + first * head_dim,
-                *seen_values = head_values + first * head_dim;
+        const long first = window ? std::max(0L, position + 1 - window) : 0, end = position + 1;
         const C scale = C(1) / std::sqrt(C(head_dim));
         for (long group = 0; group < groups; ++group) {
             C *query = queries + group * head_dim;
@@ -411,45 +460,47 @@ template <typename S> struct Attention {
             for (long i = 0; i < head_dim; ++i)
                 query[i] *= scale;
         }
-        for (long token = 0; token < seen; token += BLOCK_TOKENS)
+        Tile<S> tiles[2], *tile = tiles, *next = tiles + 1;
+        cut(keys, table, kv_head, first, end, *tile);
+        for (long token = first; token < end; token += TILE_TOKENS, std::swap(tile, next)) {
+            const bool more = token + TILE_TOKENS < end;
+            cut(more ? keys : values, table, kv_head, more ? token + TILE_TOKENS : first, end,
+                *next);
+            Ahead<S> ahead = {*next, groups, head_dim};
             for (long group = 0; group < groups; ++group)
-                score(queries + group * head_dim, seen_keys, token,
-                      std::min(seen, token + BLOCK_TOKENS), group, scores + group * score_size());
+                score(queries + group * head_dim, *tile, ahead,
+                      scores + group * score_size() + token - first);
+        }
         for (long group = 0; group < groups; ++group)
-            normalise(scores + group * score_size(), seen);
+            normalise(scores + group * score_size(), end - first);
         std::fill(mixed, mixed + groups * head_dim, C(0));
-        for (long token = 0; token < seen; token += BLOCK_TOKENS)
+        for (long token = first; token < end; token += TILE_TOKENS, std::swap(tile, next)) {
+            cut(values, table, kv_head, std::min(end, token + TILE_TOKENS), end, *next);
+            Ahead<S> ahead = {*next, groups, head_dim};
             for (long group = 0; group < groups; ++group)
-                mix(scores + group * score_size(), seen_values, token,
-                    std::min(seen, token + BLOCK_TOKENS), group, mixed + group * head_dim);
+                mix(scores + group * score_size() + token - first, *tile, ahead,
+                    mixed + group * head_dim);
+        }
         S *result = attended + (sequence * num_heads + kv_head * groups) * head_dim;
         for (long i = 0; i < groups * head_dim; ++i)
             store(result + i, mixed[i]);
     }
 
-    // Asks for one token of the next block, so that memory works while this block is computed: the
-    // query heads of a group take turns.
-    void ask_for(const S *cached, long token, long group) const {
-        if (token % (num_heads / num_kv_heads) != group)
-            return;
-        const char *bytes =
-            reinterpret_cast<const char *>(cached + (token + BLOCK_TOKENS) * head_dim);
-        for (long i = 0; i < head_dim * long(sizeof(S)); i += LINE_BYTES)
-            __builtin_prefetch(bytes + i, 0, 2);
+    void score(const C *query, const Tile<S> &tile, Ahead<S> &ahead, C *scores) const {
+        for (long run = 0; run < tile.num_runs; scores += tile.runs[run++].tokens)
+            score_run(query, tile.runs[run].first, tile.runs[run].tokens, ahead, scores);
     }
 
-    void score(const C *query, const S *seen_keys, long token, long last, long group,
-               C *scores) const {
+    void score_run(const C *query, const S *keys, long tokens, Ahead<S> &ahead, C *scores) const {
         typedef typename Vector<C>::type V;
         constexpr int lanes = Vector<C>::lanes;
         const long whole = head_dim / lanes * lanes;
-        for (; token < last; token += 4) {
-            const int count = int(std::min(4L, last - token));
-            for (int t = 0; t < count; ++t)
-                ask_for(seen_keys, token + t, group);
+        for (long token = 0; token < tokens; token += 4) {
+            const int count = int(std::min(4L, tokens - token));
+            ahead.pass(count);
             const S *key[4];
             for (int t = 0; t < 4; ++t)
-                key[t] = seen_keys + (token + std::min(t, count - 1)) * head_dim;
+                key[t] = keys + (token + std::min(t, count - 1)) * head_dim;
             V sums[4] = {};
             for (long i = 0; i < whole; i += lanes)
                 for (int t = 0; t < 4; ++t)
@@ -482,40 +533,44 @@ template <typename S> struct Attention {
             scores[token] *= scale;
     }
 
-    void mix(const C *weights, const S *seen_values, long token, long last, long group,
-             C *mixed) const {
+    void mix(const C *weights, const Tile<S> &tile, Ahead<S> &ahead, C *mixed) const {
         constexpr int lanes = Vector<C>::lanes;
-        for (long t = token; t < last; ++t)
-            ask_for(seen_values, t, group);
+        ahead.pass(tile.tokens);
         long i = 0;
         for (; i + 4 * lanes <= head_dim; i += 4 * lanes)
-            mix_columns<4>(weights, seen_values + i, token, last, mixed + i);
+            mix_columns<4>(weights, tile, i, mixed + i);
         for (; i + lanes <= head_dim; i += lanes)
-            mix_columns<1>(weights, seen_values + i, token, last, mixed + i);
-        for (; i < head_dim; ++i)
-            for (long t = token; t < last; ++t)
-                mixed[i] += weights[t] * widen(seen_values[t * head_dim + i]);
+            mix_columns<1>(weights, tile, i, mixed + i);
+        for (; i < head_dim; ++i) {
+            const C *weight = weights;
+            for (long run = 0; run < tile.num_runs; ++run)
+                for (long t = 0; t < tile.runs[run].tokens; ++t)
+                    mixed[i] += *weight++ * widen(tile.runs[run].first[t * head_dim + i]);
+        }
     }
 
-    // M vectors of the mixture stay in registers while the tokens pass.
+    // M vectors of the mixture, from column i on, stay in registers while the tokens pass.
     template <int M>
-    void mix_columns(const C *weights, const S *columns, long token, long last, C *mixed) const {
+    void mix_columns(const C *weights, const Tile<S> &tile, long i, C *mixed) const {
         typedef typename Vector<C>::type V;
         constexpr int lanes = Vector<C>::lanes;
         V sums[M];
         for (int m = 0; m < M; ++m)
             sums[m] = load(mixed + m * lanes);
-        for (; token < last; ++token) {
-            const C weight = weights[token];
-            for (int m = 0; m < M; ++m)
-                sums[m] += weight * load(columns + token * head_dim + m * lanes);
+        for (long run = 0; run < tile.num_runs; ++run) {
+            const S *columns = tile.runs[run].first + i;
+            for (long token = 0; token < tile.runs[run].tokens; ++token) {
+                const C weight = *weights++;
+                for (int m = 0; m < M; ++m)
+                    sums[m] += weight * load(columns + token * head_dim + m * lanes);
+            }
         }
         for (int m = 0; m < M; ++m)
             std::memcpy(mixed + m * lanes, &sums[m], sizeof(V));
     }
 
     // Scratch of one thread: queries and mixtures of a KV head's groups, and their scores.
-    long score_size() const { return capacity + Vector<C>::lanes; }
+    long score_size() const { return most_seen + Vector<C>::lanes; }
     long scratch_size() const { return num_heads / num_kv_heads * (2 * head_dim + score_size()); }
 
     void all(C *scratch, int threads) const {
@@ -542,12 +597,14 @@ template <typename S> struct Attention {
     }                                                                                              \
     extern "C" void attention_##suffix(                                                            \
         const S *qkv, const S *query_norm, const S *key_norm, const S *cosines, const S *sines,    \
-        S *keys, S *values, const int64_t *slots, const int64_t *positions, S *attended,           \
+        S *keys, S *values, const int64_t *blocks, const int64_t *positions, S *attended,          \
         void *scratch, double epsilon, long batch, long num_heads, long num_kv_heads,              \
-        long head_dim, long capacity, long window, long turns, int threads) {                      \
-        const Attention<S> step = {qkv,       query_norm,   key_norm,  cosines,  sines,   keys,    \
-                                   values,    slots,        positions, attended, epsilon, batch,   \
-                                   num_heads, num_kv_heads, head_dim,  capacity, window,  turns};  \
+        long head_dim, long block_tokens, long most_blocks, long most_seen, long window,           \
+        long turns, int threads) {                                                                 \
+        const Attention<S> step = {qkv,          query_norm,   key_norm,  cosines,  sines,         \
+                                   keys,         values,       blocks,    positions, attended,     \
+                                   epsilon,      batch,        num_heads, num_kv_heads, head_dim,  \
+                                   block_tokens, most_blocks,  most_seen, window,   turns};        \
         step.all(static_cast<typename ComputeOf<S>::type *>(scratch), threads);                    \
     }
 

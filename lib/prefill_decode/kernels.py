@@ -3,8 +3,8 @@
 torch's own products of a few rows do not keep the memory of a CPU busy, and each of its operations
 costs microseconds between two reads of weights. `kernels.cpp` holds what closes both gaps: a
 product that reads its weights once for any number of rows, with the norm or activation before it
-and the residual after it; attention over the cache with rotation and cache write; and a plain
-read, the ceiling for both.
+and the residual after it; attention over the blocks of the cache with rotation and cache write;
+and a plain read, the ceiling for both.
 
 Needs:   g++ on Linux, or what CXX names in its place. Without one the engine runs on torch alone,
          more slowly, and `prefill-decode doctor` says so.
@@ -36,7 +36,7 @@ MOST_LANES = 16  # values in a vector register
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 _PRODUCT = [_POINTER] * 7 + [ctypes.c_double, ctypes.c_int] + [_LONG] * 3 + [ctypes.c_int]
 _PREPARE = [_POINTER] * 3 + [ctypes.c_double, ctypes.c_int] + [_LONG] * 2 + [ctypes.c_int]
-_ATTENTION = [_POINTER] * 11 + [ctypes.c_double] + [_LONG] * 7 + [ctypes.c_int]
+_ATTENTION = [_POINTER] * 11 + [ctypes.c_double] + [_LONG] * 9 + [ctypes.c_int]
 
 
 class Kernels:
@@ -128,30 +128,34 @@ class Kernels:
     def decode_attention(
         self,
         qkv: Tensor,  # [B, (H + 2K) D]: not yet normed or turned
-        keys: Tensor,  # [slots, K, capacity, D]
+        keys: Tensor,  # [num_blocks, K, block_tokens, D]
         values: Tensor,
         turns: tuple[Tensor, Tensor] | None,  # cosines and signed sines, [capacity, 1, D]
         norms: tuple[Tensor, Tensor] | None,  # gains of the queries' and the keys' norm, [D]
-        slots: Tensor,  # [B]
+        blocks: Tensor,  # [B, most_blocks]: where each sequence lies
         positions: Tensor,  # [B]
+        longest_tokens: int,  # the most that a sequence holds, the new token included
         window: int | None,
         epsilon: float,
     ) -> Tensor:
         """[B, H D]: caches one new key and value for each sequence and attends to all it sees."""
         batch, threads = qkv.shape[0], torch.get_num_threads()
-        _, num_kv_heads, capacity, head_dim = keys.shape
+        _, num_kv_heads, block_tokens, head_dim = keys.shape
         num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
         assert head_dim <= LARGEST_HEAD
         assert qkv.is_contiguous()
         assert keys.is_contiguous()
         assert values.shape == keys.shape
         assert values.is_contiguous()
-        assert slots.is_contiguous()
+        assert blocks.is_contiguous()
         assert positions.is_contiguous()
-        assert slots.dtype == positions.dtype == torch.int64
+        assert blocks.dtype == positions.dtype == torch.int64
+        assert len(blocks) == len(positions) == batch
+        assert blocks.shape[1] * block_tokens >= longest_tokens
         attended = torch.empty(batch, num_heads * head_dim, dtype=qkv.dtype)
         groups = num_heads // num_kv_heads
-        scratch_size = threads * groups * (2 * head_dim + capacity + MOST_LANES)
+        most_seen = min(longest_tokens, window or longest_tokens)
+        scratch_size = threads * groups * (2 * head_dim + most_seen + MOST_LANES)
         scratch = torch.empty(scratch_size, dtype=_compute(qkv.dtype))
         cosines, sines = turns or (None, None)
         query_norm, key_norm = norms or (None, None)
@@ -163,7 +167,7 @@ class Kernels:
             _address(sines),
             keys.data_ptr(),
             values.data_ptr(),
-            slots.data_ptr(),
+            blocks.data_ptr(),
             positions.data_ptr(),
             attended.data_ptr(),
             scratch.data_ptr(),
@@ -172,7 +176,9 @@ class Kernels:
             num_heads,
             num_kv_heads,
             head_dim,
-            capacity,
+            block_tokens,
+            blocks.shape[1],
+            most_seen,
             window or 0,
             int(turns is not None),
             threads,

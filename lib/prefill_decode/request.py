@@ -36,6 +36,7 @@ class RequestRecord:
     event_times_s: tuple[float, ...] = ()
     event_tokens: tuple[int, ...] = ()
     failure: str | None = None  # why it failed; tokens received before that stay recorded
+    tokens_counted: bool = True  # False: only events were seen, each standing for a token or more
 
     def __post_init__(self) -> None:
         if len(self.event_times_s) != len(self.event_tokens):

@@ -5,18 +5,18 @@ goodput and what failed, of many.
     TPOT  = (t_last - t_first) / (n - 1), n >= 2  time per output token, averaged over one request
     ITL   = gaps between token-carrying events    inter-token latencies, pooled over requests
     stall = a request's largest gap
+    E2E   = t_last - t_arrival                    the whole answer
     goodput = requests answered within every objective, per second of the run
 
 A request is answered when it did not fail and every token it asked for came. One that failed, was
 dropped or was unfinished when the run ended is a miss: it lowers goodput and is counted beside
 every percentile, which knows only requests that were answered.
 
-Counts:  only events that carry tokens. When the first event carries several tokens they all came at
-         t_first, so TPOT divides by the tokens that came later.
+Counts:  only events that carry tokens; n are the tokens of all of them, whatever the first one
+         brought. Where every token came in one event, or their number is unknown, there is no TPOT.
 Ignores: what happened inside the server. A number that does not exist is NaN, never 0.
-Source:  the definitions of NVIDIA GenAI-Perf and of MLPerf inference agree with these for one
-         token an event; for several tokens an event they differ, and the book's are the ones
-         above."""
+Source:  TTFT and TPOT are those of MLPerf inference, NVIDIA GenAI-Perf and vLLM's benchmark. ITL
+         differs between them where an event brings several tokens; the book's is the one above."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class Summary:
     num_requests: int
     num_failed: int  # not answered, for whatever reason
     num_unfinished: int  # of these, without a failure that was recorded
-    num_without_tpot: int  # answered, but with no token after the first event
+    num_without_tpot: int  # answered, but in one event, or with tokens that nobody counted
     num_gaps_of_failed: int  # seen before a request failed; in no percentile
     share_failed: Share
     share_good: Share  # answered within every objective
@@ -67,6 +67,8 @@ class Summary:
     ttft_with_failures_s: tuple[Percentile, ...]
     tpot_s: tuple[Percentile, ...]
     itl_s: tuple[Percentile, ...]
+    stall_s: tuple[Percentile, ...]
+    e2e_s: tuple[Percentile, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Strict JSON: null for a percentile that is withheld or lies among failures, and for an
@@ -88,6 +90,8 @@ class Summary:
             "ttft_with_failures_s": _by_name(self.ttft_with_failures_s),
             "tpot_s": _by_name(self.tpot_s),
             "itl_s": _by_name(self.itl_s),
+            "stall_s": _by_name(self.stall_s),
+            "e2e_s": _by_name(self.e2e_s),
         }
 
 
@@ -99,11 +103,23 @@ def ttft_s(record: RequestRecord) -> float:
 
 
 def tpot_s(record: RequestRecord) -> float:
-    """Time per output token after the first event, seconds; NaN below two events."""
-    later_tokens = sum(record.event_tokens[1:])
-    if later_tokens == 0:
+    """Time per output token, seconds; NaN below two events and where tokens were not counted."""
+    tokens = sum(record.event_tokens) if record.tokens_counted else 0
+    return mean_token_time_s(record.event_times_s, tokens)
+
+
+def mean_token_time_s(event_times_s: Sequence[float], output_tokens: int) -> float:
+    """(t_last - t_first) / (n - 1), seconds; NaN below two events or two tokens."""
+    if len(event_times_s) < 2 or output_tokens < 2:
         return nan
-    return (record.event_times_s[-1] - record.event_times_s[0]) / later_tokens
+    return (event_times_s[-1] - event_times_s[0]) / (output_tokens - 1)
+
+
+def e2e_s(record: RequestRecord) -> float:
+    """From arrival to the last token, seconds; NaN if none came."""
+    if not record.event_times_s:
+        return nan
+    return record.event_times_s[-1] - record.request.arrival_s
 
 
 def gaps_s(record: RequestRecord) -> list[float]:
@@ -126,8 +142,10 @@ def is_answered(record: RequestRecord, may_stop_early: bool = False) -> bool:
 
     Where a model may end its answer by itself (`may_stop_early`) one token is enough, because
     the record cannot tell a short answer from one that was cut off: record a failure for those.
+    So it is where the tokens of events were not counted.
     """
-    least_tokens = 1 if may_stop_early else record.request.output_tokens
+    any_will_do = may_stop_early or not record.tokens_counted
+    least_tokens = 1 if any_will_do else record.request.output_tokens
     return record.failure is None and sum(record.event_tokens) >= least_tokens
 
 
@@ -185,6 +203,7 @@ def summarize(
     failed = [record for record in every if not is_answered(record, may_stop_early)]
     num_good = sum(is_good(record, objectives, may_stop_early) for record in answered)
     tpots_s = [tpot_s(record) for record in answered]
+    stalls_s = [max(gaps) for gaps in map(gaps_s, answered) if gaps]
     return Summary(
         num_requests=len(every),
         num_failed=len(failed),
@@ -200,6 +219,8 @@ def summarize(
         ttft_with_failures_s=tuple(ttft_percentile(every, p, may_stop_early) for p in PERCENTILES),
         tpot_s=_percentiles([tpot for tpot in tpots_s if not isnan(tpot)]),
         itl_s=_percentiles(itl_s(answered)),
+        stall_s=_percentiles(stalls_s),
+        e2e_s=_percentiles([e2e_s(record) for record in answered]),
     )
 
 

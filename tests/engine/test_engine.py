@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 
-from prefill_decode.engine import Engine, SequenceChunk, linear
+from prefill_decode.engine import Engine, SequenceChunk
 from prefill_decode.model_spec import ModelSpec, Vectors
 
 
@@ -71,15 +71,6 @@ def plain_logits(engine, ids):
 
 def varied(tiny_model: ModelSpec, **changes) -> ModelSpec:
     return ModelSpec(**{**tiny_model.__dict__, **changes})
-
-
-@pytest.fixture(params=["compiled kernels", "torch alone"])
-def kernels_or_not(request, monkeypatch):
-    """The law holds on both of a CPU's paths."""
-    if request.param == "torch alone":
-        monkeypatch.setattr(linear, "kernels", lambda: None)
-    elif linear.kernels() is None:
-        pytest.skip("no C++ compiler here")
 
 
 VARIANTS = [

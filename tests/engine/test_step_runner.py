@@ -36,8 +36,36 @@ def test_a_timed_step_holds_exactly_the_chunks_that_were_priced(tiny_model):
 
 def test_the_engine_has_room_for_the_largest_step_and_no_more(tiny_model):
     cache = StepRunner(tiny_model, {"a": [Chunk(5, 90)], "b": [Chunk(1)] * 3}).engine.cache
-    assert cache.capacity_tokens == 95
-    assert len(cache.lengths) == 3
+    assert cache.block_tokens == 95
+    assert cache.num_blocks == 3
+
+
+@pytest.mark.parametrize("block_tokens", [1, 4, 100])
+def test_blocks_of_a_step_are_scattered_and_no_two_sequences_share_one(tiny_model, block_tokens):
+    chunks = {"a": [Chunk(1, 9), Chunk(3, 4)], "b": [Chunk(1, 30)]}
+    runner = StepRunner(tiny_model, chunks, seed=0, block_tokens=block_tokens)
+    cache = runner.engine.cache
+    assert cache.keys[0].shape[2] == block_tokens
+    least = {1: 31, 4: 8, 100: 2}[block_tokens]
+    assert cache.num_blocks == least
+    before = cache.keys[0].clone()
+    runner.steps["a"]()
+    changed = (cache.keys[0] != before).any(dim=3).any(dim=1)  # [num_blocks, block_tokens]
+    assert changed.sum() == 4
+    if block_tokens == 1:
+        assert changed.flatten().nonzero().flatten().tolist() != [9, 14, 15, 16]
+    for step in runner.steps.values():
+        assert torch.equal(step(), step())
+
+
+def test_scattered_blocks_hold_the_same_steps(tiny_model):
+    """All tokens of a step are new, so its logits cannot depend on the noise under it."""
+    chunks = {"a": [Chunk(13), Chunk(1), Chunk(4)]}
+    whole = StepRunner(tiny_model, chunks, seed=0)
+    paged = StepRunner(tiny_model, chunks, seed=0, block_tokens=3, weights=whole.engine.weights)
+    torch.testing.assert_close(whole.steps["a"](), paged.steps["a"](), rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="at least one token; got block_tokens=0"):
+        StepRunner(tiny_model, chunks, block_tokens=0)
 
 
 def test_steps_run_one_after_another_in_their_order(tiny_model):
@@ -65,7 +93,6 @@ def test_nothing_to_run_is_refused(tiny_model, chunks):
 def test_the_cache_is_filled_with_noise_before_timing(tiny_model):
     cache = StepRunner(tiny_model, {"a": [Chunk(1, 60)] * 2}, seed=0).engine.cache
     assert all(0.8 < tensor.std() < 1.2 for tensor in cache.keys + cache.values)
-    assert cache.lengths == [0, 0]
 
 
 def test_the_chosen_weights_dwarf_the_cache_and_fit_the_memory():

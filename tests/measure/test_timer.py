@@ -246,3 +246,17 @@ def test_a_gpu_is_waited_for_and_a_cpu_is_not():
     assert timer.synchronizer("cuda") is torch.cuda.synchronize
     assert timer.synchronizer("mps") is torch.mps.synchronize
     assert timer.synchronizer("cpu")() is None
+
+
+def test_what_steps_noted_of_themselves_counts_round_by_round_after_the_warm_up(timings):
+    with_gaps = timings.with_noted({"gap": [9.0, 9.0, *[0.001 * i for i in range(1, 11)]]})
+    assert with_gaps.times_s("gap") == [0.001 * i for i in range(1, 11)]
+    assert with_gaps.warmup_s["gap"] == (9.0, 9.0)
+    assert with_gaps.ratio("gap", over="gap").median == 1
+    assert with_gaps.times_s("decode x1") == timings.times_s("decode x1")
+
+
+def test_a_noted_time_needs_a_name_of_its_own_and_a_value_for_each_round(timings):
+    for noted in ({"gap": [1.0] * 9}, {"read": [1.0] * 10}):
+        with pytest.raises(ValueError, match="a name of its own and a value for each of 10"):
+            timings.with_noted(noted)

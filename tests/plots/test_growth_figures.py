@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from prefill_decode import plots
-from prefill_decode.batching import continuous_schedule, static_schedule
+from prefill_decode.batching import Line
 from prefill_decode.roofline import step_work
 from prefill_decode.step import Chunk
 
@@ -56,8 +56,8 @@ def test_the_slopes_of_two_models_are_compared(times, tiny_model, ceilings):
 def test_the_slots_that_make_tokens_are_counted():
     lengths = [1, 3, 2]
     schedules = {
-        "static": static_schedule(lengths, 2),
-        "continuous": continuous_schedule(lengths, 2),
+        "static": Line("static", tuple(lengths), 2).schedule(),
+        "continuous": Line("continuous", tuple(lengths), 2).schedule(),
     }
     figure = plots.batches_step_by_step(schedules, 2)
     assert "Steps for the same tokens: static 5, continuous 3" in figure.alt

@@ -9,6 +9,8 @@ from prefill_decode.change import TOLERANCE
 from prefill_decode.cli.comparing import REMEASURED, compare, trust
 from prefill_decode.cli.measuring import book, doctor, list_claims, run, show_results
 from prefill_decode.cli.pricing import certify, model, show_hardware
+from prefill_decode.cli.serving import add_serve, serve
+from prefill_decode.cli.streaming import stream
 
 LARGEST_TOLERANCE = 10.0  # eleven-fold: beyond it no gate is left
 
@@ -91,8 +93,10 @@ def make_parser() -> argparse.ArgumentParser:
     folders(studying)
     _add_trust(studying)
     _add_compare(verb("compare", compare))
+    add_serve(verb("serve", serve))
     _add_hardware(verb("hardware", show_hardware, device=False))
     _add_certify(verb("certify", certify, device=False))
+    _add_stream(verb("stream", stream, device=False))
     modelling = verb("model", model, device=False)
     modelling.add_argument("model", metavar="CONFIG|NAME", help="a config.json, or a model's name")
     modelling.add_argument("--dtype", help="of the weights (default: the config's, else bfloat16)")
@@ -167,6 +171,19 @@ def _add_certify(added: argparse.ArgumentParser) -> None:
     added.add_argument("--json", action="store_true")
 
 
+def _add_stream(added: argparse.ArgumentParser) -> None:
+    added.add_argument(
+        "file",
+        metavar="FILE",
+        help='JSON lines {"t": seconds since the request, "data": an event\'s data or "[DONE]"}, '
+        'or {"t": ..., "base64": bytes as they were read}; - is stdin',
+    )
+    added.add_argument(
+        "--max-tokens", type=_positive_count, metavar="N", help="that the request asked for"
+    )
+    added.add_argument("--json", action="store_true")
+
+
 def _positive_seconds(text: str) -> float:
     try:
         value = float(text)
@@ -196,6 +213,12 @@ def _tolerance(text: str) -> float:
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 3:
         raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 999; got {text!r}")
+    return int(text)
+
+
+def _positive_count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on; got {text!r}")
     return int(text)
 
 

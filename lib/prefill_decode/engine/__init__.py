@@ -1,9 +1,10 @@
 """Engine: run a step, for real, in torch.
 
 A Llama-like decoder, as a rule with random weights: their values do not change the time, their
-bytes do. `engine.checkpoint` reads stored ones. One path, `Engine.forward`, runs prefill, decode
-and steps that mix them."""
+bytes do; `engine.checkpoint` reads stored ones. One path, `PagedEngine.forward`, runs prefill,
+decode and steps that mix them; `Engine` takes it with one block of cache a sequence."""
 
+from prefill_decode.engine.contention_runner import Arrival, ContentionRunner
 from prefill_decode.engine.engine import Engine, SequenceChunk
 from prefill_decode.engine.exactness import (
     batching_differences,
@@ -11,8 +12,10 @@ from prefill_decode.engine.exactness import (
     scoring_differences,
 )
 from prefill_decode.engine.first_token import FirstTokenRunner
+from prefill_decode.engine.line_runner import LineRunner
+from prefill_decode.engine.paged_engine import PagedEngine, PlacedChunk
 from prefill_decode.engine.sampling import Sampled, Sampling, sample
-from prefill_decode.engine.schedule_runner import ScheduleRunner
+from prefill_decode.engine.serving import SampledToken, ServingEngine, build_serving_engine
 from prefill_decode.engine.slices import choose_slice
 from prefill_decode.engine.step_runner import (
     StepRunner,
@@ -22,14 +25,21 @@ from prefill_decode.engine.step_runner import (
 )
 
 __all__ = [
+    "Arrival",
+    "ContentionRunner",
     "Engine",
     "FirstTokenRunner",
+    "LineRunner",
+    "PagedEngine",
+    "PlacedChunk",
     "Sampled",
+    "SampledToken",
     "Sampling",
-    "ScheduleRunner",
     "SequenceChunk",
+    "ServingEngine",
     "StepRunner",
     "batching_differences",
+    "build_serving_engine",
     "choose_dtypes",
     "choose_model",
     "choose_slice",

@@ -15,39 +15,52 @@ from torch import Tensor
 from torch.nn import functional
 
 from prefill_decode.engine.attention import decode_attention, prefill_attention
-from prefill_decode.engine.kv_cache import KVCache
+from prefill_decode.engine.kv_cache import KVCache, seen_in_cache
 from prefill_decode.engine.weights import LayerWeights, Weights
-from prefill_decode.kernels import LARGEST_HEAD
 from prefill_decode.model_spec import ModelSpec, RopeScaling
 
 
 @dataclass(frozen=True)
 class PrefillSpan:
-    """Rows first:last of the step are new tokens of one slot, which then holds `total_tokens`."""
+    """Rows first:last of the step are new tokens of one sequence, which then has `total_tokens`."""
 
     first: int
     last: int
-    slot: int
+    seen: slice | Tensor  # where it lies, see `seen_in_cache`
     total_tokens: int
 
 
 @dataclass(frozen=True)
 class DecodeSpan:
-    """Rows first:last of the step are one new token for each of the slots from first_slot on."""
+    """Rows first:last of the step are one new token for each of as many sequences, run by torch."""
 
     first: int
     last: int
-    first_slot: int
+    seen: slice | Tensor
     longest_tokens: int
-    tokens: Tensor | None  # [B], what each slot then holds; None when all hold longest_tokens
+    tokens: Tensor | None  # [B], what each sequence then has; None when all have longest_tokens
+
+
+@dataclass(frozen=True)
+class CompiledDecodeSpan:
+    """The same, run by the kernels of `kernels.cpp`, which walk the block tables themselves."""
+
+    first: int
+    last: int
+    blocks: Tensor  # [B, most_blocks]
+    longest_tokens: int
+
+
+Span = PrefillSpan | DecodeSpan | CompiledDecodeSpan
 
 
 @dataclass(frozen=True)
 class StepPlan:
     token_ids: Tensor  # [N]
-    slots: Tensor  # [N]
     positions: Tensor  # [N]
-    spans: tuple[PrefillSpan | DecodeSpan, ...]
+    blocks: Tensor  # [N], where each row's key and value go
+    offsets: Tensor  # [N], and which token of its block it is
+    spans: tuple[Span, ...]
     sampled_rows: Tensor | None  # [S]; None when every row is sampled
 
 
@@ -123,27 +136,31 @@ def _attention(
 ) -> Tensor:
     """[N, (H + 2K) D] -> [N, H D], with this layer's keys and values of the new tokens cached."""
     keys, values = cache.keys[index], cache.values[index]
+    window = _window(model, index)
     attended = []
     for span in plan.spans:
         rows = slice(span.first, span.last)
-        slots, positions = plan.slots[rows], plan.positions[rows]
-        if isinstance(span, DecodeSpan) and layer.qkv.kernels and model.head_dim <= LARGEST_HEAD:
+        positions = plan.positions[rows]
+        if isinstance(span, CompiledDecodeSpan):
+            assert layer.qkv.kernels is not None
             found = layer.qkv.kernels.decode_attention(
                 qkv[rows],
                 keys,
                 values,
                 rotary.turns,
                 layer.head_norms,
-                slots,
+                span.blocks,
                 positions,
-                _window(model, index),
+                span.longest_tokens,
+                window,
                 model.norm_epsilon,
             )
         else:
             queries, new_keys, new_values = _heads(model, layer, qkv[rows], rotary, positions)
-            keys[slots, :, positions] = new_keys
-            values[slots, :, positions] = new_values
-            found = _attend(span, queries, keys, values, _window(model, index)).flatten(1)
+            blocks, offsets = plan.blocks[rows], plan.offsets[rows]
+            keys[blocks, :, offsets] = new_keys
+            values[blocks, :, offsets] = new_values
+            found = _attend(span, queries, keys, values, window).flatten(1)
         attended.append(found)
     return attended[0] if len(attended) == 1 else torch.cat(attended)
 
@@ -183,8 +200,11 @@ def _attend(
 ) -> Tensor:
     """[n or B, H, D] -> the same, over what the cache holds."""
     if isinstance(span, PrefillSpan):
-        seen = (span.slot, slice(None), slice(0, span.total_tokens))
-        return prefill_attention(queries, keys[seen], values[seen], window)
-    slots = slice(span.first_slot, span.first_slot + span.last - span.first)
-    seen_by_all = (slots, slice(None), slice(0, span.longest_tokens))
-    return decode_attention(queries, keys[seen_by_all], values[seen_by_all], span.tokens, window)
+        seen_keys, seen_values = (
+            seen_in_cache(cached, span.seen, span.total_tokens)[0] for cached in (keys, values)
+        )
+        return prefill_attention(queries, seen_keys, seen_values, window)
+    seen_keys, seen_values = (
+        seen_in_cache(cached, span.seen, span.longest_tokens) for cached in (keys, values)
+    )
+    return decode_attention(queries, seen_keys, seen_values, span.tokens, window)

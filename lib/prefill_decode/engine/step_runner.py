@@ -4,14 +4,17 @@ A timed step is the forward pass and nothing else: token ids are on the device, 
 the cache is filled, and the same step can be run again and again because it rewrites the same
 cache positions."""
 
+import random
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 
 import torch
 
 from prefill_decode import hf_config
-from prefill_decode.engine.engine import Engine, SequenceChunk
 from prefill_decode.engine.linear import copies_of_weights
 from prefill_decode.engine.model import StepPlan
+from prefill_decode.engine.paged_engine import PagedEngine, PlacedChunk
+from prefill_decode.engine.weights import Weights
 from prefill_decode.kernels import kernels
 from prefill_decode.model_spec import ModelSpec
 from prefill_decode.step import Chunk
@@ -86,7 +89,10 @@ def choose_dtypes(device: str) -> tuple[str, str]:
 
 
 class StepRunner:
-    """One engine with room for all the given steps, and each of them ready to run."""
+    """One engine with room for all the given steps, and each of them ready to run.
+
+    `block_tokens`: None for one block a sequence, as long as the longest; else blocks of that many
+    tokens, scattered over the cache by `seed`. `weights`: those of another engine, to share."""
 
     def __init__(
         self,
@@ -94,28 +100,50 @@ class StepRunner:
         chunks: Mapping[str, Sequence[Chunk]],
         device: str = "cpu",
         seed: int = 0,
+        block_tokens: int | None = None,
+        weights: Weights | None = None,
     ) -> None:
         if not chunks or not all(chunks.values()):
             raise ValueError("there is nothing to run: every step needs at least one chunk")
-        slots = max(len(step) for step in chunks.values())
+        if block_tokens is not None and block_tokens < 1:
+            raise ValueError(f"a block holds at least one token; got block_tokens={block_tokens}")
         capacity_tokens = max(
             c.cached_tokens + c.new_tokens for step in chunks.values() for c in step
         )
-        self.engine = Engine(model, device, slots, capacity_tokens, seed)
+        self.block_tokens = block_tokens or capacity_tokens
+        num_blocks = max(sum(map(self._num_blocks, step)) for step in chunks.values())
+        self.engine = PagedEngine(
+            model,
+            device,
+            num_blocks=num_blocks,
+            block_tokens=self.block_tokens,
+            capacity_tokens=capacity_tokens,
+            seed=seed,
+            weights=weights,
+        )
         self.engine.cache.fill_with_noise(seed)
+        self.blocks = list(range(num_blocks))
+        if block_tokens is not None:
+            random.Random(seed).shuffle(self.blocks)
         self.generator = torch.Generator().manual_seed(seed)
         self.steps = {name: self._replayable(step) for name, step in chunks.items()}
 
+    def _num_blocks(self, chunk: Chunk) -> int:
+        return -(-(chunk.cached_tokens + chunk.new_tokens) // self.block_tokens)
+
     def _replayable(self, chunks: Sequence[Chunk]) -> Callable[[], object]:
-        """One step of these chunks, one slot each, that can be run again and again."""
-        held = [
-            SequenceChunk(slot, self._token_ids(chunk.new_tokens), chunk.samples_token)
-            for slot, chunk in enumerate(chunks)
+        """One step of these chunks, each on blocks of its own, that can be run again and again."""
+        free = iter(self.blocks)
+        placed = [
+            PlacedChunk(
+                self._token_ids(chunk.new_tokens),
+                chunk.cached_tokens,
+                list(islice(free, self._num_blocks(chunk))),
+                chunk.samples_token,
+            )
+            for chunk in chunks
         ]
-        lengths = self.engine.cache.lengths
-        lengths[: len(chunks)] = [chunk.cached_tokens for chunk in chunks]
-        plan = self.engine.plan(held)
-        lengths[: len(chunks)] = [0] * len(chunks)
+        plan = self.engine.plan(placed)
         if self.engine.device == "cuda" and all(chunk.new_tokens == 1 for chunk in chunks):
             return _captured(self.engine, plan)
         return lambda: self.engine.run(plan)
@@ -142,7 +170,7 @@ def one_after_another(steps: Sequence[Callable[[], object]]) -> Callable[[], obj
     return run
 
 
-def _captured(engine: Engine, plan: StepPlan) -> Callable[[], object]:
+def _captured(engine: PagedEngine, plan: StepPlan) -> Callable[[], object]:
     """The step as a CUDA graph: its kernels start without the host, as in serving engines."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -162,7 +190,7 @@ class _Replay:
     """A recorded step and all that it reads."""
 
     def __init__(
-        self, graph: torch.cuda.CUDAGraph, output: object, engine: Engine, plan: StepPlan
+        self, graph: torch.cuda.CUDAGraph, output: object, engine: PagedEngine, plan: StepPlan
     ) -> None:
         self.graph, self.output, self.read = graph, output, (engine, plan)
 

@@ -80,6 +80,19 @@ class Timings:
             return list(self.raw_s[step])
         return [t for t, bad in zip(self.raw_s[step], self.disturbed, strict=True) if not bad]
 
+    def with_noted(self, noted_s: Mapping[str, Sequence[float]]) -> "Timings":
+        """Also what steps noted of themselves, a time for each of their runs: the last ones are
+        those of the rounds, what came before was warm-up."""
+        for name, values in noted_s.items():
+            if len(values) < self.num_rounds or name in self.raw_s:
+                raise ValueError(
+                    f"a noted time needs a name of its own and a value for each of "
+                    f"{self.num_rounds} rounds; got {name!r} with {len(values)}"
+                )
+        warm_ups = {n: tuple(v[: len(v) - self.num_rounds]) for n, v in noted_s.items()}
+        rounds = {n: tuple(v[len(v) - self.num_rounds :]) for n, v in noted_s.items()}
+        return replace(self, raw_s={**self.raw_s, **rounds}, warmup_s={**self.warmup_s, **warm_ups})
+
     def time_s(self, step: str) -> Interval:
         return median_interval(self.times_s(step))
 

@@ -3,6 +3,12 @@
 A figure is inline SVG: its text is text and takes the page's colour. A table is Markdown: the
 page styles it. Both work in a notebook, and neither needs a script."""
 
+from prefill_decode.plots.contention_figures import (
+    chunks_table,
+    gaps_over_time,
+    price_of_chunks,
+    prices_table,
+)
 from prefill_decode.plots.crossover_figures import (
     crossover_map,
     sweeps_table,
@@ -41,11 +47,15 @@ __all__ = [
     "batches_step_by_step",
     "capacity_table",
     "ceilings_table",
+    "chunks_table",
     "crossover_map",
     "first_token_table",
+    "gaps_over_time",
     "generated_against_scored",
     "next_token_against_context",
     "phases_on_the_roofline",
+    "price_of_chunks",
+    "prices_table",
     "rate_against_tokens",
     "setting_table",
     "sweeps_table",

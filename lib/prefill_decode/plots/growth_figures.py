@@ -107,7 +107,7 @@ def time_against_context(
 
 
 def batches_step_by_step(schedules: Mapping[str, Sequence[Sequence[Chunk]]], slots: int) -> Figure:
-    """How many slots make a token at each step of each schedule, and how many only pad."""
+    """How many slots make a token at each step of each schedule, and how many make none."""
     counts = {name: len(steps) for name, steps in schedules.items()}
     title = ", ".join(f"{name} {count}" for name, count in counts.items())
     title = f"Steps for the same tokens: {title}"
@@ -124,15 +124,15 @@ def batches_step_by_step(schedules: Mapping[str, Sequence[Sequence[Chunk]]], slo
         return as_figure(
             figure,
             f"{title}. Slots that make a token, step by step: " + "; ".join(spoken) + ". "
-            "The other slots are empty or pad a batch until its longest answer is done.",
+            "The others are empty until the longest answer of a batch is done, or the line ends.",
         )
 
 
 def _draw_slots(axes: Any, steps: Sequence[Sequence[Chunk]], slots: int) -> None:
     making = [sum(chunk.samples_token for chunk in step) for step in steps]
-    occupied = [len(step) for step in steps]
     places = range(len(steps))
-    axes.bar(places, occupied, width=1.0, align="edge", color=ORANGE, alpha=0.35, linewidth=0)
+    empty = [slots] * len(steps)
+    axes.bar(places, empty, width=1.0, align="edge", color=ORANGE, alpha=0.35, linewidth=0)
     axes.bar(places, making, width=1.0, align="edge", color=BLUE, linewidth=0)
     axes.set_yticks([0, slots])
 

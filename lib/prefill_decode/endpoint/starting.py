@@ -1,0 +1,170 @@
+"""Starting: from the options of `serve` to a server that runs, and its exit code."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from prefill_decode import hf_config
+from prefill_decode.endpoint.doors import Limits, is_loopback
+from prefill_decode.endpoint.running import bind, run, url_of
+from prefill_decode.endpoint.server import Served, create_app
+from prefill_decode.endpoint.server_metrics import ServerMetrics
+from prefill_decode.endpoint.service import Service
+from prefill_decode.endpoint.tokenizer import Tokenizer, find_tokenizer
+from prefill_decode.engine.linear import copies_of_weights
+from prefill_decode.engine.serving import ServingEngine, build_serving_engine
+from prefill_decode.engine.step_runner import choose_model
+from prefill_decode.engine.weights import Weights, random_weights
+from prefill_decode.measure import describe_machine
+from prefill_decode.measure.machine import Machine
+from prefill_decode.model_spec import ModelSpec
+from prefill_decode.scheduling import Policy, SchedulerSettings
+from prefill_decode.units import GB, format_bytes
+
+SHARE_OF_MEMORY = 1 / 8  # of what the weights leave, for the cache
+MOST_SEQUENCE_TOKENS = 16_384  # where the model itself sets no limit
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """The options of `serve`, as its help describes them."""
+
+    model: str = "auto"
+    dtype: str | None = None
+    device: str = "auto"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_name: str | None = None
+    memory_gb: float | None = None
+    num_blocks: int | None = None
+    block_tokens: int = 32
+    policy: Policy = "chunked"
+    most_tokens_per_step: int = 512
+    most_sequences: int = 64
+    most_waiting: int = 512
+    reuse: bool = True
+    api_key: str | None = None
+    grace_s: float = 30.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to be served: its shape, its weights, its words."""
+
+    spec: ModelSpec
+    weights: Weights
+    tokenizer: Tokenizer
+
+
+def start(
+    options: ServeOptions,
+    say: Callable[[str], None],
+    complain: Callable[[str], None],
+    limits: Limits | None = None,
+) -> int:
+    """Serve until told to stop; the exit code. ValueError for options that cannot be.
+
+    `say` hears one line when the server is ready, `complain` why it ended if it failed."""
+    _check_reach(options)
+    settings = SchedulerSettings(
+        options.policy,
+        options.most_tokens_per_step,
+        options.most_sequences,
+        options.most_waiting,
+    )
+    with bind(options.host, options.port) as bound:
+        machine = describe_machine(options.device)
+        model = find_model(options, machine)
+        num_blocks = count_blocks(options, model.spec, machine)
+        engine = build_engine(options, model, machine.device, num_blocks, settings)
+        name = options.served_model_name or model.spec.name
+        tokens = num_blocks * options.block_tokens
+        cache = format_bytes(model.spec.kv_bytes_kept_by_engine(tokens))
+        ready = (
+            f"prefill-decode serves {name} at {url_of(bound)}/v1: policy {options.policy}, "
+            f"KV cache {cache}, {num_blocks} blocks of {options.block_tokens} tokens"
+        )
+        service = Service(engine, ServerMetrics())
+        dice = Random(options.seed)
+        served = Served(service, model.tokenizer, name, limits or Limits(), dice)
+        allowed_host = options.host if is_loopback(options.host) else None
+        app = create_app(served, options.api_key, allowed_host)
+        running = run(app, service, bound, served.limits, options.grace_s, lambda: say(ready))
+        code = asyncio.run(running)
+    if service.failure is not None:
+        complain(f"the engine failed in a step, and the server has stopped: {service.failure!r}")
+    return code
+
+
+def _check_reach(options: ServeOptions) -> None:
+    if not is_loopback(options.host) and options.api_key is None:
+        raise ValueError(
+            "a server that other machines can reach needs a key: set PREFILL_DECODE_API_KEY, or "
+            f"leave --host out; got --host {options.host}"
+        )
+
+
+def find_model(options: ServeOptions, machine: Machine) -> Model:
+    """The model that is asked for: weights from a folder that has them, random ones otherwise."""
+    folder = Path(options.model) if Path(options.model).is_dir() else None
+    if folder is not None and any(folder.glob("*.safetensors")):
+        from prefill_decode.engine.checkpoint import read_checkpoint
+
+        spec, weights = read_checkpoint(folder, machine.device, options.dtype)
+    else:
+        spec = _shape(options, machine)
+        weights = random_weights(spec, machine.device, options.seed)
+    return Model(spec, weights, find_tokenizer(folder, spec.vocab_size))
+
+
+def _shape(options: ServeOptions, machine: Machine) -> ModelSpec:
+    name = options.model
+    if name == "auto" or name in hf_config.names():
+        cache_bytes = machine.last_level_cache_bytes or 0
+        spec = choose_model(name, machine.device, cache_bytes, machine.memory_bytes)
+        return spec if options.dtype is None else spec.with_dtype(options.dtype)
+    return hf_config.find(name, options.dtype or ("float32" if machine.device == "cpu" else None))
+
+
+def count_blocks(options: ServeOptions, spec: ModelSpec, machine: Machine) -> int:
+    """Blocks of the KV cache. ValueError if not one fits."""
+    if options.num_blocks is not None:
+        return options.num_blocks
+    block_bytes = spec.kv_bytes_kept_by_engine(options.block_tokens)
+    if options.memory_gb is not None:
+        room_bytes = options.memory_gb * GB
+    else:
+        weight_bytes = spec.weight_bytes * copies_of_weights(machine.device, spec.dtype)
+        room_bytes = SHARE_OF_MEMORY * (machine.memory_bytes - weight_bytes)
+    if room_bytes < block_bytes:
+        raise ValueError(
+            f"the cache needs room for one block, {format_bytes(block_bytes)}; got "
+            f"{format_bytes(max(0.0, room_bytes))}: it takes more --memory-gb"
+        )
+    return int(room_bytes // block_bytes)
+
+
+def build_engine(
+    options: ServeOptions,
+    model: Model,
+    device: str,
+    num_blocks: int,
+    settings: SchedulerSettings,
+) -> ServingEngine:
+    tokens = MOST_SEQUENCE_TOKENS
+    if model.spec.positions == "learned":
+        tokens = min(tokens, model.spec.vectors.position_rows)
+    engine = build_serving_engine(
+        model.spec,
+        device,
+        cache_tokens=num_blocks * options.block_tokens,
+        block_tokens=options.block_tokens,
+        capacity_tokens=tokens,
+        settings=settings,
+        weights=model.weights,
+    )
+    engine.scheduler.pool.reuse = options.reuse
+    return engine

@@ -1,0 +1,72 @@
+"""SequenceState: one answer to one request, as the scheduler knows it.
+
+A sequence knows its prompt and what was sampled; the cache holds the keys and values of its first
+tokens. What lies between the two is still to run: a whole prompt at first, one token when it
+decodes, everything again after its blocks were taken away."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from prefill_decode.scheduling.kv_blocks import hash_of_block
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    """`token_ids` are the prompt's and then the answer's; None where only lengths are known, as in
+    a simulation, which may give `block_hashes` of the prompt's full blocks itself."""
+
+    sequence_id: str
+    prompt_tokens: int
+    most_output_tokens: int
+    token_ids: list[int] | None = None
+    stop_ids: frozenset[int] = frozenset()
+    forks: list["SequenceState"] = field(default_factory=list)  # answers that share this prompt
+    block_hashes: list[Hashable] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    published_blocks: int = 0
+    reused_tokens: int = 0  # found in the cache when it was first admitted
+    preemptions: int = 0
+    finish_reason: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        counts = (self.prompt_tokens, self.most_output_tokens)
+        if not all(isinstance(count, int) and count >= 1 for count in counts):
+            raise ValueError(
+                "a sequence needs at least one prompt token and one output token; got "
+                f"prompt_tokens={self.prompt_tokens} and "
+                f"most_output_tokens={self.most_output_tokens}"
+            )
+        if self.token_ids is not None and len(self.token_ids) != self.prompt_tokens:
+            raise ValueError(
+                f"a new sequence brings the ids of its prompt; got {len(self.token_ids)} ids for "
+                f"{self.prompt_tokens} tokens"
+            )
+
+    @property
+    def known_tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+    @property
+    def tokens_to_run(self) -> int:
+        return self.prompt_tokens + self.output_tokens - self.cached_tokens
+
+    @property
+    def most_cached_tokens(self) -> int:
+        """The last token of an answer is sampled and never run."""
+        return self.prompt_tokens + self.most_output_tokens - 1
+
+    def hashes_up_to(self, num_blocks: int, block_tokens: int) -> Sequence[Hashable]:
+        """Contents of its first blocks, as many as its known tokens fill and no more than asked."""
+        hashes, ids = self.block_hashes, self.token_ids
+        if ids is not None:
+            for index in range(len(hashes), min(num_blocks, len(ids) // block_tokens)):
+                before = hashes[-1] if hashes else b""
+                assert isinstance(before, bytes)
+                first = index * block_tokens
+                hashes.append(hash_of_block(ids[first : first + block_tokens], before))
+        return hashes[:num_blocks]

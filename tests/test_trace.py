@@ -1,0 +1,202 @@
+"""Every row of a trace is used, skipped or rejected, and its line says why."""
+
+import json
+from math import isnan
+from pathlib import Path
+
+import pytest
+
+from prefill_decode.trace import read_trace, spread_arrivals, summary
+from tests.streams import CASES
+
+DATA = Path("/work/shared/data")  # absent outside the authors' machines: those tests skip
+HEADER = "timestamp,prompt_tokens,output_tokens\n"
+
+
+def trace(tmp_path, text, **options):
+    path = tmp_path / "trace"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_trace(path, **options)
+
+
+def test_a_plain_trace_is_its_rows_by_arrival(tmp_path):
+    found = trace(tmp_path, HEADER + "2.5,10,4\n1, 20 ,5\n\n3,30,6\n")
+    assert [(r.line, r.arrival_s, r.prompt_tokens, r.output_tokens) for r in found.rows] == [
+        (3, 1.0, 20, 5),
+        (2, 2.5, 10, 4),
+        (5, 3.0, 30, 6),
+    ]
+    assert (found.kind, found.data_rows, found.rejected_lines) == ("plain", 3, {})
+    assert found.flagged_lines == {3: "earlier than the row before (arrivals get sorted)"}
+    assert [request.prompt_tokens for request in found.requests()] == [20, 10, 30]
+
+
+def test_columns_may_stand_in_any_order(tmp_path):
+    found = trace(tmp_path, "output_tokens,timestamp,prompt_tokens\r\n4,2.5,10\r\n")
+    assert (found.rows[0].arrival_s, found.rows[0].prompt_tokens) == (2.5, 10)
+
+
+def test_dates_of_azure_become_seconds_from_the_first(tmp_path):
+    rows = [
+        "2023-11-16 18:15:50.9951690,396,109",
+        "2023-11-16 18:15:46.6805900,374,44",
+        "2024-05-10 00:00:00.009930+00:00,5,6",
+        "yesterday,1,1",
+    ]
+    found = trace(tmp_path, "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\r\n".join(rows))
+    assert found.kind == "azure"
+    assert [row.line for row in found.rows] == [3, 2, 4]
+    assert found.rows[0].arrival_s == 0
+    assert found.rows[1].arrival_s == pytest.approx(4.314579, abs=2e-6)
+    assert found.rejected_lines == {5: "not a date and time"}
+
+
+def mooncake(*rows):
+    names = ("timestamp", "input_length", "output_length")
+    return "\n".join(json.dumps(dict(zip(names, row, strict=True))) for row in rows)
+
+
+def test_mooncakes_milliseconds_become_seconds(tmp_path):
+    found = trace(tmp_path, mooncake((0, 6758, 500), (1500, 7, 3)) + '\n{"timestamp": 1}\n[7]\n{')
+    assert [(r.arrival_s, r.prompt_tokens) for r in found.rows] == [(0.0, 6758), (1.5, 7)]
+    assert found.rejected_lines == {3: "missing value", 4: "not an object", 5: "not valid JSON"}
+    text = mooncake((0, 1, 1), (0, "7", 1), (0, True, 1), (0, [1], 1))
+    assert trace(tmp_path, text).rejected_lines == dict.fromkeys([2, 3, 4], "not a number")
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ("0,-5,1", "negative prompt length"),
+        ("0,5,-1", "negative output length"),
+        ("0,x,1", "not a number"),
+        ("x,5,1", "not a number"),
+        ("0,5,1_0", "not a number"),
+        ("0,,1", "missing value"),
+        ("0,5", "missing value"),
+        ("0,5,1,2", "too many columns"),
+        ("nan,5,1", "timestamp not finite"),
+        ("inf,5,1", "timestamp not finite"),
+        ("1e999,5,1", "timestamp not finite"),
+        ("0,0,1", "zero prompt tokens"),
+        ("0,2.5,1", "prompt length not a whole number"),
+        ("0,5,nan", "output length not a whole number"),
+        ("0,1e12,1", "prompt length beyond 2147483648"),
+        ('0,"5,1', "not a row of a CSV"),
+        ("0,\0,1", "not a"),
+    ],
+)
+def test_a_bad_row_is_rejected_with_its_line_and_the_others_are_used(tmp_path, row, why):
+    found = trace(tmp_path, f"{HEADER}0,5,1\n{row}\n1,5,1\n")
+    assert list(found.rejected_lines) == [3]
+    assert why in found.rejected_lines[3]
+    assert [r.line for r in found.rows] == [2, 4]
+    assert f"{found.rejected_lines[3]}: line 3" in summary(found)
+
+
+def test_odd_rows_are_used_and_flagged(tmp_path):
+    found = trace(
+        tmp_path, HEADER + "4,64,4\n4,64,4\n5,1e3,5\n6,9,0\n6,8000,500\n", max_model_len=8192
+    )
+    assert found.flagged_lines == {
+        3: "identical to the row before: kept, both are requests",
+        4: "1e3 is accepted as 1000",
+        5: "zero output tokens: prefill only",
+    }
+    assert found.skipped_lines == {6: "8000 + 500 > max_model_len 8192"}
+    assert [r.output_tokens for r in found.rows] == [4, 4, 5, 0]
+    assert [r.output_tokens for r in found.requests()] == [4, 4, 5, 1]
+    told = summary(found)
+    assert "4 requests of 5 rows; 0 rejected, 1 skipped, 3 flagged" in told
+    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["accepted_requests"] == 4
+
+
+def test_a_summary_shows_a_few_lines_of_each_reason(tmp_path):
+    found = trace(tmp_path, HEADER + "0,5,1\n" + "0,x,1\n" * 20)
+    assert "not a number: lines 3, 4, 5, 6, 7, 8, 9, 10 and 12 more" in summary(found)
+
+
+def test_a_coarse_clock_is_noticed_and_its_arrivals_are_spread_on_request(tmp_path):
+    ticks = [0, 0, 0, 3000, 3000, 9001, 9001, 9001, 9001]
+    found = trace(tmp_path, mooncake(*[(ms, 10 + i, 5) for i, ms in enumerate(ticks)]))
+    assert found.quantum_s == pytest.approx(3.0)
+    assert "ticks every 3 s" in summary(found)
+    spread = spread_arrivals(found, seed=1)
+    assert isnan(spread.quantum_s)
+    assert sorted(r.line for r in spread.rows) == [r.line for r in found.rows]
+    before = {row.line: row.arrival_s for row in found.rows}
+    assert all(0 <= row.arrival_s - before[row.line] < 3 for row in spread.rows)
+    times_s = [row.arrival_s for row in spread.rows]
+    assert times_s == sorted(times_s)
+    assert len(set(times_s)) == len(ticks)
+    assert spread_arrivals(found, 1) == spread
+    assert spread_arrivals(found, 2) != spread
+
+
+@pytest.mark.parametrize(
+    "ticks", [[0, 3000, 6000, 9000], [0, 0, 1, 2, 2], [0, 0, 3000, 3000, 7100], [5, 5, 5], [0]]
+)
+def test_a_fine_clock_or_a_regular_one_is_not_coarse(tmp_path, ticks):
+    found = trace(tmp_path, mooncake(*[(ms, 9, 5) for ms in ticks]))
+    assert isnan(found.quantum_s)
+    assert spread_arrivals(found, 1) is found
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "the file is empty"),
+        ("\n \n", "the file is empty"),
+        ("a,b,c\n1,2,3\n", "line 1: a trace begins with the columns"),
+        (HEADER, "no row can be used"),
+        (HEADER + "0,x,1\n", "not a number: line 2"),
+        (b"\xff\xfe\x00", "UTF-8"),
+        (HEADER + "x" * 2**21, "line 2: a row has at most"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused(tmp_path, text, told):
+    with pytest.raises(ValueError, match=told):
+        trace(tmp_path, text)
+
+
+def test_case_h15_a_trace_with_bad_rows(tmp_path):
+    path = CASES / "H15.json"
+    if not path.is_file():
+        pytest.skip("the case files are not here")
+    case = json.loads(path.read_text())
+    expected = {each["name"]: each["value"] for each in case["expected"]}
+    found = trace(tmp_path, case["input"]["csv"], max_model_len=case["input"]["max_model_len"])
+    assert found.data_rows == expected["data_rows"]
+    rejected = {int(line): why for line, why in expected["rejected_lines"].items()}
+    assert found.rejected_lines == rejected
+    flagged = found.flagged_lines | found.skipped_lines
+    assert set(flagged) == set(map(int, expected["flagged_lines"]))
+    for line in (6, 7, 9, 12):
+        assert flagged[line] in expected["flagged_lines"][str(line)]
+    assert len(found.requests()) == expected["accepted_requests"]
+    assert [r.arrival_s for r in found.requests()] == expected["arrival_order_s"]
+    assert "7 requests of 13 rows; 5 rejected, 1 skipped" in summary(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("AzureLLMInferenceTrace_conv", "azure/AzureLLMInferenceTrace_conv.csv"),
+        ("AzureLLMInferenceTrace_code", "azure/AzureLLMInferenceTrace_code.csv"),
+        (None, "mooncake/conversation_trace.jsonl"),
+    ],
+)
+def test_public_traces_are_read_whole(name, file):
+    if not DATA.is_dir():
+        pytest.skip("the public traces are not here")
+    found = read_trace(DATA / file)
+    rows = sum(1 for line in (DATA / file).read_text().splitlines() if line) - (name is not None)
+    assert len(found.rows) == found.data_rows == rows
+    if name is None:
+        assert found.quantum_s == pytest.approx(3.0, abs=1e-3)
+        return
+    stats = {s["name"]: s for s in json.loads((DATA / "trace_stats.json").read_text())}[name]
+    assert len(found.rows) == stats["requests"]
+    assert sum(row.prompt_tokens for row in found.rows) == stats["prompt_tokens"]
+    assert found.rows[-1].arrival_s == pytest.approx(stats["duration_s"], abs=1e-3)
+    assert isnan(found.quantum_s)
