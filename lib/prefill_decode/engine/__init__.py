@@ -1,7 +1,7 @@
 """Engine: run a step, for real, in torch.
 
 A Llama-like decoder, as a rule with random weights: their values do not change the time, their
-bytes do. `engine.checkpoint` reads stored ones. One path, `PagedEngine.forward`, runs prefill,
+bytes do; `engine.checkpoint` reads stored ones. One path, `PagedEngine.forward`, runs prefill,
 decode and steps that mix them; `Engine` takes it with one block of cache a sequence."""
 
 from prefill_decode.engine.contention_runner import Arrival, ContentionRunner
