@@ -1,0 +1,1 @@
+"""Endpoint: the engine behind HTTP, and a client that measures any such server."""
