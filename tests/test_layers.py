@@ -105,6 +105,9 @@ def test_no_module_is_relative_about_its_imports():
             assert not (isinstance(node, ast.ImportFrom) and node.level), path.name
 
 
-def test_the_command_starts_without_torch():
-    code = "import sys, prefill_decode.cli, prefill_decode.book; sys.exit('torch' in sys.modules)"
+def test_the_command_starts_without_torch_and_without_a_client():
+    code = (
+        "import sys, prefill_decode.cli, prefill_decode.book; "
+        "sys.exit(bool({'torch', 'aiohttp'} & {*sys.modules}))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

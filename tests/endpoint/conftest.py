@@ -1,4 +1,5 @@
-"""A server for tests: the application, in a thread of its own, on a free port of loopback."""
+"""Servers for tests, each in a thread of its own, on a free port of loopback: the application, and
+the stub with known timing."""
 
 import asyncio
 import threading
@@ -16,6 +17,7 @@ from prefill_decode.endpoint.running import _config, _Server, bind, url_of
 from prefill_decode.endpoint.server import Served, create_app
 from prefill_decode.endpoint.server_metrics import ServerMetrics
 from prefill_decode.endpoint.service import Service
+from prefill_decode.endpoint.stub_server import StubServer, StubTiming, running
 from prefill_decode.endpoint.tokenizer import ByteTokenizer
 from tests.endpoint.fake_engine import FakeEngine
 
@@ -84,16 +86,37 @@ def wait_until(true: Callable[[], bool], most_s: float = 20.0) -> None:
 @pytest.fixture
 def serve() -> Iterator[Callable[..., RunningServer]]:
     """Starts servers; all of them end with the test."""
-    running: list[RunningServer] = []
+    started: list[RunningServer] = []
 
     def start(engine: Any = None, **settings: Any) -> RunningServer:
         server = RunningServer(engine or FakeEngine(), **settings)
         server.start()
-        running.append(server)
+        started.append(server)
         return server
 
     yield start
-    for server in running:
+    for server in started:
         if hasattr(server.engine, "may_step"):
             server.engine.may_step.set()
         server.stop()
+
+
+@pytest.fixture
+def stub() -> Iterator[StubServer]:
+    server, ready, end = StubServer(StubTiming(0.02, 0.005)), threading.Event(), []
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        end.append((asyncio.get_running_loop(), stop))
+        async with running(server):
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert ready.wait(10)
+    yield server
+    loop, stop = end[0]
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(10)
+    assert not thread.is_alive()

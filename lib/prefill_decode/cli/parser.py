@@ -10,9 +10,10 @@ from prefill_decode.cli.comparing import REMEASURED, compare, trust
 from prefill_decode.cli.measuring import book, doctor, list_claims, run, show_results
 from prefill_decode.cli.pricing import certify, model, show_hardware
 from prefill_decode.cli.serving import add_serve, serve
-from prefill_decode.cli.streaming import stream
+from prefill_decode.cli.streaming import REQUESTS, bench, stream
 
 LARGEST_TOLERANCE = 10.0  # eleven-fold: beyond it no gate is left
+LARGEST_RATE_PER_S = 1e5
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -97,6 +98,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_hardware(verb("hardware", show_hardware, device=False))
     _add_certify(verb("certify", certify, device=False))
     _add_stream(verb("stream", stream, device=False))
+    _add_bench(verb("bench", bench, device=False))
     modelling = verb("model", model, device=False)
     modelling.add_argument("model", metavar="CONFIG|NAME", help="a config.json, or a model's name")
     modelling.add_argument("--dtype", help="of the weights (default: the config's, else bfloat16)")
@@ -184,6 +186,63 @@ def _add_stream(added: argparse.ArgumentParser) -> None:
     added.add_argument("--json", action="store_true")
 
 
+def _add_bench(added: argparse.ArgumentParser) -> None:
+    added.add_argument("url", metavar="URL", help="such as http://127.0.0.1:8000")
+    added.add_argument("--model", help="as the server names it (the first that it lists)")
+    added.add_argument("--api", choices=["chat", "completions"], default="chat", help="(chat)")
+    loop = added.add_mutually_exclusive_group()
+    loop.add_argument(
+        "--rate", type=_rate, metavar="R", help="open loop: so many requests/s, Poisson arrivals"
+    )
+    loop.add_argument(
+        "--concurrency", type=_positive_count, metavar="C", help="closed loop: so many streams (1)"
+    )
+    loop.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="open loop: arrivals and lengths of a trace (Azure's CSV, Mooncake's JSON lines, or "
+        "a CSV of timestamp,prompt_tokens,output_tokens)",
+    )
+    added.add_argument(
+        "--spread", action="store_true", help="with --trace: spread arrivals of a coarse clock"
+    )
+    added.add_argument(
+        "--max-model-len", type=_positive_count, metavar="N", help="skip longer rows of the trace"
+    )
+    added.add_argument(
+        "--requests", type=_positive_count, metavar="N", help=f"at most ({REQUESTS}, or no limit)"
+    )
+    added.add_argument(
+        "--duration", type=_positive_seconds, metavar="SECONDS", help="send for so long at most"
+    )
+    added.add_argument("--prompt-tokens", type=_positive_count, default=128, metavar="P")
+    added.add_argument("--output-tokens", type=_positive_count, default=64, metavar="O")
+    added.add_argument(
+        "--prompt-ids", action="store_true", help="prompts of token ids, of the exact length"
+    )
+    added.add_argument("--seed", type=int, default=0, help="of arrivals and prompts (0)")
+    added.add_argument("--ttft", metavar="TIME", help="objective of goodput, such as 200ms")
+    added.add_argument("--tpot", metavar="TIME", help="likewise")
+    added.add_argument("--stall", metavar="TIME", help="likewise: the largest gap of an answer")
+    added.add_argument("--api-key", metavar="KEY", help="(the environment's OPENAI_API_KEY)")
+    added.add_argument(
+        "--warmup", type=_count, default=3, metavar="N", help="requests before the run (3)"
+    )
+    added.add_argument(
+        "--timeout",
+        type=_positive_seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="a request (600)",
+    )
+    added.add_argument(
+        "--no-overhead", action="store_true", help="skip measuring what the client itself adds"
+    )
+    added.add_argument("--out", type=Path, metavar="FILE", help="every request as a line of JSON")
+    added.add_argument("--json", action="store_true")
+
+
 def _positive_seconds(text: str) -> float:
     try:
         value = float(text)
@@ -214,6 +273,18 @@ def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 3:
         raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 999; got {text!r}")
     return int(text)
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= LARGEST_RATE_PER_S:
+        raise argparse.ArgumentTypeError(
+            f"a rate is a positive number of requests/s, up to {LARGEST_RATE_PER_S:g}; got {text!r}"
+        )
+    return value
 
 
 def _positive_count(text: str) -> int:

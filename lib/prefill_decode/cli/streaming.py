@@ -1,17 +1,37 @@
 """Streaming: the verbs that read streams of tokens, recorded or from a server."""
 
 import argparse
+import json
+import os
 import sys
-from math import isfinite
-from typing import TYPE_CHECKING
+import time
+from dataclasses import replace
+from itertools import islice
+from math import inf, isfinite
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
-from prefill_decode.cli.shared import FINDING, FINE, print_json, print_last, printable
+from prefill_decode.cli.shared import (
+    FINDING,
+    FINE,
+    INTERRUPTED,
+    complain,
+    print_json,
+    print_last,
+    printable,
+)
 from prefill_decode.units import format_seconds, format_significant
 
 if TYPE_CHECKING:
+    from prefill_decode.endpoint.bench import Bench, Plan
+    from prefill_decode.endpoint.load import Progress
     from prefill_decode.event_stream import StreamResult
+    from prefill_decode.request import Request
+    from prefill_decode.serving_metrics import Objectives
 
 STDIN = "-"
+REQUESTS = 100  # where neither their number nor a duration is given
+PROGRESS_S = 5.0  # between two lines, where no terminal shows them
 
 
 def stream(options: argparse.Namespace) -> int:
@@ -68,3 +88,164 @@ def _listed(words: list[str], most: int = 12) -> str:
         return "unknown"
     more = f" and {len(words) - most} more" if len(words) > most else ""
     return ", ".join(words[:most]) + more
+
+
+def bench(options: argparse.Namespace) -> int:
+    """Measure an OpenAI-compatible server under load, in an open loop or a closed one."""
+    import asyncio
+
+    from prefill_decode.endpoint.bench import run_bench
+    from prefill_decode.endpoint.bench_report import report, table
+
+    objectives = _objectives(options)
+    plan = _plan(options)
+    _check_out(options.out)
+    progress = ProgressLine(sys.stderr)
+    try:
+        found = asyncio.run(run_bench(plan, progress))
+    finally:
+        progress.end()
+    if options.out is not None:
+        _write_exchanges(options.out, found)
+    if found.interrupted:
+        print("prefill-decode: interrupted; what had ended is kept", file=sys.stderr)
+    if not found.exchanges:
+        print("prefill-decode: no request ended", file=sys.stderr)
+        return INTERRUPTED if found.interrupted else FINDING
+    document = report(found, objectives)
+    if options.json:
+        print_json(document)
+    else:
+        print_last(printable_lines(table(found, objectives)))
+    if found.interrupted:
+        return INTERRUPTED
+    if document["num_answered"] == 0:
+        complain(f"every request failed: {document['errors'][0]['message']}")
+        return FINDING
+    return FINE
+
+
+class ProgressLine:
+    """How far a run is: one line that renews itself on a terminal, else a line every 5 s."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+        self._shown_s = time.monotonic()
+        self._shown = ""
+
+    def __call__(self, progress: "Progress") -> None:
+        total = "" if progress.planned is None else f" of {progress.planned}"
+        told = f"{progress.sent} sent{total}, {progress.ended} ended, {progress.failed} failed"
+        if self._file.isatty():
+            if told != self._shown:
+                self._file.write(f"\r{told}")
+        elif time.monotonic() > self._shown_s + PROGRESS_S:
+            self._shown_s = time.monotonic()
+            self._file.write(f"{told}\n")
+        self._shown = told
+        self._file.flush()
+
+    def end(self) -> None:
+        if self._file.isatty() and self._shown:
+            self._file.write("\n")
+
+
+def _objectives(options: argparse.Namespace) -> "Objectives":
+    from prefill_decode.certify import parse_duration
+    from prefill_decode.serving_metrics import Objectives
+
+    given = {"ttft_s": options.ttft, "tpot_s": options.tpot, "stall_s": options.stall}
+    return Objectives(**{name: parse_duration(text) for name, text in given.items() if text})
+
+
+def _plan(options: argparse.Namespace) -> "Plan":
+    from prefill_decode.endpoint.bench import Plan
+
+    if options.prompt_ids and options.api != "completions":
+        raise ValueError("--prompt-ids is for --api completions: a chat holds text")
+    common = {
+        "url": options.url,
+        "model": options.model,
+        "api": options.api,
+        "api_key": options.api_key or os.environ.get("OPENAI_API_KEY"),
+        "timeout_s": options.timeout,
+        "seed": options.seed,
+        "prompt_ids": options.prompt_ids,
+        "warmup": options.warmup,
+        "overhead": not options.no_overhead,
+    }
+    return Plan(**common, **_load(options))
+
+
+def _load(options: argparse.Namespace) -> dict[str, Any]:
+    """The requests of a plan, and the loop that sends them."""
+    from statistics import median
+
+    from prefill_decode.endpoint.bench import endless_requests, mean_rate_per_s
+    from prefill_decode.workload import fixed_lengths, make_requests, poisson_arrivals
+
+    if options.trace is not None:
+        requests, trace = _traced(options)
+        return {
+            "requests": requests,
+            "num_requests": len(requests),
+            "prompt_tokens": round(median(request.prompt_tokens for request in requests)),
+            "rate_per_s": mean_rate_per_s(requests),
+            "trace": trace,
+        }
+    prompt, output, number = options.prompt_tokens, options.output_tokens, options.requests
+    if number is None and options.duration is None:
+        number = REQUESTS
+    if options.rate is None:
+        return {
+            "requests": islice(endless_requests(prompt, output), number),
+            "num_requests": number,
+            "prompt_tokens": prompt,
+            "concurrency": options.concurrency or 1,
+            "duration_s": options.duration or inf,
+        }
+    arrivals_s = poisson_arrivals(options.rate, number or _enough(options), options.seed)
+    arrivals_s = [s for s in arrivals_s if s < (options.duration or inf)] or arrivals_s[:1]
+    prompts = fixed_lengths(prompt, len(arrivals_s))
+    requests = make_requests(arrivals_s, prompts, fixed_lengths(output, len(arrivals_s)))
+    return {
+        "requests": requests,
+        "num_requests": len(requests),
+        "prompt_tokens": prompt,
+        "rate_per_s": options.rate,
+    }
+
+
+def _enough(options: argparse.Namespace) -> int:
+    """So many arrivals that their last one comes after the duration."""
+    expected = options.rate * options.duration
+    return int(expected + 10 * expected**0.5 + 20)
+
+
+def _traced(options: argparse.Namespace) -> tuple[list["Request"], dict[str, Any]]:
+    """The requests of a trace, the first at 0 s, and what became of its rows."""
+    from prefill_decode.trace import read_trace, spread_arrivals, summary
+
+    found = read_trace(options.trace, options.max_model_len)
+    complain(f"{options.trace}: {summary(found)}")
+    if options.spread:
+        found = spread_arrivals(found, options.seed)
+    every = found.requests()
+    start_s = every[0].arrival_s
+    shifted = [replace(each, arrival_s=each.arrival_s - start_s) for each in every]
+    kept = [each for each in shifted if each.arrival_s < (options.duration or inf)]
+    return kept[: options.requests], found.as_dict()
+
+
+def _check_out(path: Path | None) -> None:
+    """A file that cannot be written is known before the run, not after it."""
+    if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        raise ValueError(f"--out is a file in a folder that can be written to; got {path}")
+
+
+def _write_exchanges(path: Path, found: "Bench") -> None:
+    from prefill_decode.endpoint.bench_report import exchange_line
+    from prefill_decode.results import write_atomically
+
+    lines = (json.dumps(exchange_line(each), allow_nan=False) for each in found.exchanges)
+    write_atomically(path, "".join(f"{line}\n" for line in lines))
