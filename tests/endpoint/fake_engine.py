@@ -5,7 +5,8 @@ import time
 from collections.abc import Sequence
 
 from prefill_decode.engine.sampling import Sampling
-from prefill_decode.engine.serving import QueueFull, SampledToken, ServingState
+from prefill_decode.engine.serving import SampledToken, ServingState
+from prefill_decode.scheduling import QueueFull
 
 
 class FakeEngine:
@@ -42,7 +43,7 @@ class FakeEngine:
         request_id: str,
         prompt_ids: Sequence[int],
         max_output_tokens: int,
-        sampling: Sampling = Sampling(),  # noqa: B008
+        sampling: Sampling | None = None,
         stop_ids: frozenset[int] = frozenset(),
         answers: int = 1,
     ) -> None:
@@ -51,6 +52,7 @@ class FakeEngine:
             raise self.submit_error
         if len(self._requests()) >= self.most_waiting:
             raise QueueFull(f"{self.most_waiting} requests are waiting")
+        sampling = sampling or Sampling()
         self.submitted.append(
             (request_id, list(prompt_ids), max_output_tokens, sampling, stop_ids, answers)
         )

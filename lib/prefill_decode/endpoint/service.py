@@ -22,7 +22,8 @@ from prefill_decode.endpoint.answers import Answer, Piece
 from prefill_decode.endpoint.errors import ApiError
 from prefill_decode.endpoint.server_metrics import ServerMetrics
 from prefill_decode.engine.sampling import Sampling
-from prefill_decode.engine.serving import QueueFull, SampledToken, ServingEngine
+from prefill_decode.engine.serving import SampledToken, ServingEngine
+from prefill_decode.scheduling import QueueFull
 
 JOIN_S = 5.0  # how long a step may take to end when the service stops
 MOST_STEPS_AHEAD = 16  # of the event loop: it hears of each before the engine goes further

@@ -13,7 +13,6 @@ from prefill_decode.endpoint.server import Served, create_app
 from prefill_decode.endpoint.server_metrics import ServerMetrics
 from prefill_decode.endpoint.service import Service
 from prefill_decode.endpoint.tokenizer import Tokenizer, find_tokenizer
-from prefill_decode.engine.checkpoint import read_checkpoint
 from prefill_decode.engine.linear import copies_of_weights
 from prefill_decode.engine.serving import ServingEngine, build_serving_engine
 from prefill_decode.engine.step_runner import choose_model
@@ -112,6 +111,8 @@ def find_model(options: ServeOptions, machine: Machine) -> Model:
     """The model that is asked for: weights from a folder that has them, random ones otherwise."""
     folder = Path(options.model) if Path(options.model).is_dir() else None
     if folder is not None and any(folder.glob("*.safetensors")):
+        from prefill_decode.engine.checkpoint import read_checkpoint
+
         spec, weights = read_checkpoint(folder, machine.device, options.dtype)
     else:
         spec = _shape(options, machine)
@@ -122,7 +123,7 @@ def find_model(options: ServeOptions, machine: Machine) -> Model:
 def _shape(options: ServeOptions, machine: Machine) -> ModelSpec:
     name = options.model
     if name == "auto" or name in hf_config.names():
-        cache_bytes = machine.last_level_cache_bytes
+        cache_bytes = machine.last_level_cache_bytes or 0
         spec = choose_model(name, machine.device, cache_bytes, machine.memory_bytes)
         return spec if options.dtype is None else spec.with_dtype(options.dtype)
     return hf_config.find(name, options.dtype or ("float32" if machine.device == "cpu" else None))

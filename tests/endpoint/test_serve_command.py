@@ -1,0 +1,112 @@
+"""`prefill-decode serve` as a user types it, mistakes included."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from prefill_decode import cli
+from tests.conftest import ROOT
+from tests.endpoint.raw_http import connect, read_all, request
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture
+def config(tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+def start(*words, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-m", "prefill_decode.cli", "serve", "--device", "cpu", *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def test_it_serves_says_where_and_stops_when_told_with_exit_code_0(config):
+    words = ["--model", str(config), "--port", "0", "--blocks", "40", "--block-tokens", "16"]
+    process = start(*words, "--policy", "prefill_first", PREFILL_DECODE_API_KEY="secret")
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("prefill-decode serves small at http://127.0.0.1:")
+        assert "policy prefill_first" in line
+        assert "40 blocks of 16 tokens" in line
+        url = line.split(" at ")[1].split(": ")[0]
+        assert httpx.get(f"{url}/models").status_code == 401
+        key = {"authorization": "Bearer secret"}
+        body = {"model": "small", "prompt": "Once", "max_tokens": 500, "ignore_eos": True}
+        reply = httpx.post(f"{url}/completions", json=body, headers=key, timeout=30)
+        assert reply.json()["usage"]["completion_tokens"] == 500
+        with connect(httpx.URL(url).port) as opened:
+            opened.sendall(request({**body, "stream": True}, authorization="Bearer secret"))
+            opened.recv(200)
+            process.send_signal(signal.SIGTERM)
+            assert b"data: [DONE]" in read_all(opened)
+        out, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert (process.returncode, out, errors) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--host", "0.0.0.0"], "needs a key: set PREFILL_DECODE_API_KEY"),
+        (["--host", "::"], "needs a key"),
+        (["--host", "no.such.host.invalid"], "--host must be a name or address"),
+        (["--host", "0.0.0.0", "--api-key", ""], "must be printable ASCII"),
+        (["--api-key", "two words"], "must be printable ASCII"),
+        (["--port", "70000"], "from 0 to 65535"),
+        (["--port", "-1"], "from 0 to 65535"),
+        (["--grace", "nan"], "a number of seconds from 0 on"),
+        (["--blocks", "0"], "from 1 to"),
+        (["--blocks", "5", "--memory-gb", "1"], "not allowed with"),
+        (["--policy", "fifo"], "invalid choice"),
+        (["--max-sequences", "64", "--max-tokens-per-step", "32"], "most_sequences is"),
+        (["--model", "laptop-254"], "did you mean laptop-254m?"),
+        (["--model", "SMALL", "--memory-gb", "0.000001"], "room for one block"),
+        (["--model", "SMALL", "--dtype", "int3"], "int3"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(words, message, config, capsys):
+    words = [str(config) if word == "SMALL" else word for word in words]
+    port = [] if "--port" in words else ["--port", "0"]
+    try:
+        code = cli.main(["serve", "--device", "cpu", *port, *words])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_said_before_anything_is_loaded(capsys):
+    from prefill_decode.endpoint.running import bind
+
+    with bind("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert cli.main(["serve", "--port", str(port), "--model", "nonsense"]) == 2
+    assert f"must be an address that is free; got 127.0.0.1, {port}" in capsys.readouterr().err
