@@ -8,8 +8,14 @@ import sys
 
 import httpx
 import pytest
+import torch
+import transformers
 
 from prefill_decode import cli
+from prefill_decode.endpoint.running import bind
+from prefill_decode.endpoint.starting import ServeOptions, build_engine, count_blocks, find_model
+from prefill_decode.measure import describe_machine
+from prefill_decode.scheduling import SchedulerSettings
 from tests.conftest import ROOT
 from tests.endpoint.raw_http import connect, read_all, request
 
@@ -102,9 +108,32 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(words, message, config, capsy
     assert message in capsys.readouterr().err
 
 
-def test_a_port_that_is_taken_is_said_before_anything_is_loaded(capsys):
-    from prefill_decode.endpoint.running import bind
+def test_a_folder_with_weights_is_served_with_them_and_another_with_random_ones(config):
+    machine = describe_machine("cpu")
+    drawn = find_model(ServeOptions(model=str(config)), machine)
+    stored = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG))
+    stored.save_pretrained(config, safe_serialization=True)
+    read = find_model(ServeOptions(model=str(config)), machine)
+    assert torch.equal(read.weights.embedding, stored.model.embed_tokens.weight)
+    assert drawn.spec == read.spec
+    assert not torch.equal(read.weights.embedding, drawn.weights.embedding)
 
+
+def test_the_cache_takes_what_memory_it_is_given(config):
+    machine = describe_machine("cpu")
+    model = find_model(ServeOptions(model=str(config)), machine)
+    assert model.spec.dtype == "float32"
+    block_bytes = 2 * 2 * 2 * 16 * 4 * 32  # K and V, layers, KV heads, head size, float32, tokens
+    for blocks, memory_gb in ((1, 1.5 * block_bytes / 1e9), (1000, 1000.5 * block_bytes / 1e9)):
+        assert count_blocks(ServeOptions(memory_gb=memory_gb), model.spec, machine) == blocks
+    engine = build_engine(
+        ServeOptions(reuse=False), model, "cpu", 4, SchedulerSettings(most_waiting=3)
+    )
+    assert (engine.capacity_tokens, engine.state().num_blocks) == (4 * 32, 4)
+    assert not engine.scheduler.pool.reuse
+
+
+def test_a_port_that_is_taken_is_said_before_anything_is_loaded(capsys):
     with bind("127.0.0.1", 0) as taken:
         taken.listen()
         port = taken.getsockname()[1]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from prefill_decode.endpoint.doors import Limits
-from tests.endpoint.conftest import MODEL, wait_until
+from tests.endpoint.conftest import MODEL, RunningServer, wait_until
 from tests.endpoint.fake_engine import FakeEngine
 from tests.endpoint.raw_http import ask, connect, read_all, read_reply, request
 
@@ -14,12 +14,20 @@ SAY = [{"role": "user", "content": "say"}]
 DEEP = '{"model": "tiny", "prompt": ' + "[" * 100_000 + "]" * 100_000 + "}"
 
 
-@pytest.fixture
-def server(serve):
-    server = serve(limits=Limits(most_body_bytes=1_000_000))
+@pytest.fixture(scope="module")
+def running():
+    server = RunningServer(FakeEngine(), limits=Limits(most_body_bytes=1_000_000))
+    server.start()
     yield server
-    assert server.post("/v1/completions", prompt="x").status_code == 200, "it does not go on"
-    server.assert_idle()
+    server.stop()
+
+
+@pytest.fixture
+def server(running):
+    """One for all tests: each must leave it as it was."""
+    yield running
+    assert running.post("/v1/completions", prompt="x").status_code == 200, "it does not go on"
+    running.assert_idle()
 
 
 @pytest.mark.parametrize(
@@ -52,7 +60,7 @@ def test_what_is_not_exactly_one_json_object_is_refused_with_the_reason(server, 
 def test_a_whole_surrogate_pair_is_a_character(server):
     body = b'{"model": "tiny", "prompt": "\\ud83d\\ude00", "max_tokens": 1}'
     assert ask(server.port, request(body)).status == 200
-    assert server.engine.submitted[0][1] == list("😀".encode())
+    assert server.engine.submitted[-1][1] == list("😀".encode())
 
 
 @pytest.mark.parametrize(

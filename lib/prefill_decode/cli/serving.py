@@ -87,7 +87,10 @@ def _add_model(added: argparse.ArgumentParser) -> None:
 
 def _add_address(added: argparse.ArgumentParser) -> None:
     added.add_argument(
-        "--host", default="127.0.0.1", help="beyond loopback a key is required (127.0.0.1)"
+        "--host",
+        default="127.0.0.1",
+        help="on loopback, requests that name another host are refused, as those of web pages do; "
+        "beyond it a key is required (127.0.0.1)",
     )
     added.add_argument("--port", type=_port, default=8000, help="0: any that is free (8000)")
     added.add_argument(

@@ -13,6 +13,7 @@ from prefill_decode.endpoint.server import Served, create_app
 from prefill_decode.endpoint.server_metrics import ServerMetrics
 from prefill_decode.endpoint.service import Service
 from prefill_decode.endpoint.tokenizer import Tokenizer, find_tokenizer
+from prefill_decode.engine.checkpoint import read_checkpoint
 from prefill_decode.engine.linear import copies_of_weights
 from prefill_decode.engine.serving import ServingEngine, build_serving_engine
 from prefill_decode.engine.step_runner import choose_model
@@ -111,8 +112,6 @@ def find_model(options: ServeOptions, machine: Machine) -> Model:
     """The model that is asked for: weights from a folder that has them, random ones otherwise."""
     folder = Path(options.model) if Path(options.model).is_dir() else None
     if folder is not None and any(folder.glob("*.safetensors")):
-        from prefill_decode.engine.checkpoint import read_checkpoint
-
         spec, weights = read_checkpoint(folder, machine.device, options.dtype)
     else:
         spec = _shape(options, machine)
