@@ -96,7 +96,7 @@ def test_a_bad_row_is_rejected_with_its_line_and_the_others_are_used(tmp_path, r
 
 def test_odd_rows_are_used_and_flagged(tmp_path):
     found = trace(
-        tmp_path, HEADER + "4,64,4\n4,64,4\n5,1e3,5\n6,9,0\n6,8000,500\n", max_model_len=8192
+        tmp_path, HEADER + "4,64,4\n4,64,4\n5,1e3,5\n6,9,0\n6,8e3,500\n", max_model_len=8192
     )
     assert found.flagged_lines == {
         3: "identical to the row before: kept, both are requests",

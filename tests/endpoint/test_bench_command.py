@@ -42,12 +42,15 @@ def test_an_open_loop_as_a_table_with_goodput(stub, capsys):
 def test_a_trace_is_replayed_and_its_rows_are_accounted_for(stub, capsys, tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text("timestamp,prompt_tokens,output_tokens\n5.0,30,3\n5.1,x,3\n5.05,40,5\n")
-    shown = run(stub, capsys, "--trace", str(path), "--json")
+    out = tmp_path / "requests.jsonl"
+    shown = run(stub, capsys, "--trace", str(path), "--json", "--out", str(out))
     told = json.loads(shown.out)
     assert (told["num_planned"], told["num_answered"], told["output_tokens"]) == (2, 2, 8)
     assert told["trace"]["rejected_lines"] == {"3": "not a number"}
     assert "not a number: line 3" in shown.err
     assert told["rate_per_s"] == pytest.approx(20)
+    planned_s = [json.loads(line)["planned_s"] for line in out.read_text().splitlines()]
+    assert planned_s == pytest.approx([0.0, 0.05])  # the trace's first is the run's start
 
 
 def test_a_duration_ends_either_loop(stub, capsys):

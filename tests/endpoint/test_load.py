@@ -135,6 +135,7 @@ def test_in_an_open_loop_latency_also_counts_from_the_planned_time(stub):
     strict = report(late, Objectives(ttft_s=0.9))
     assert strict["from_planned"]["goodput_per_s"] == 0  # coordinated omission would hide it
     assert strict["from_sent"]["share_good"]["count"] == 8
+    assert "within TTFT 900 ms: 0 of 8" in table(late, Objectives(ttft_s=0.9))
 
 
 def test_failures_are_counted_by_message_and_enter_no_latency(stub):
