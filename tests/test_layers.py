@@ -28,7 +28,7 @@ LAYERS = [  # lowest first; a part may import from lower layers and from itself
         "claim",
     },
     {"kernels"},
-    {"kernel_rows"},
+    {"products"},
     {"engine", "measure"},
     {"results"},
     {"endpoint"},
@@ -64,7 +64,7 @@ INNER_ORDER = [
     "batching",
     "certify",
 ]
-TORCH_ALLOWED = {"kernels", "kernel_rows", "engine", "measure", "endpoint"}
+TORCH_ALLOWED = {"kernels", "products", "engine", "measure", "endpoint"}
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 

@@ -200,13 +200,6 @@ def why_not() -> str | None:
     return None if isinstance(library, Kernels) else library
 
 
-def compiled_path() -> Path:
-    """The shared library that `kernels` has loaded."""
-    found = kernels()
-    assert found is not None
-    return found.path
-
-
 @cache
 def _library() -> Kernels | str:
     compiler = os.environ.get("CXX") or shutil.which("g++")
@@ -225,13 +218,13 @@ def _library() -> Kernels | str:
 
 def _compiled(compiler: str) -> Path:
     """The shared library, from the cache folder or freshly compiled into it."""
-    folder = _cache_folder()
+    folder = cache_folder()
     words = shlex.split(compiler)  # CXX may be "ccache g++"
     version = subprocess.run(
         [*words, "--version"], capture_output=True, check=True, text=True, timeout=60
     ).stdout
     marked = version + compiler
-    mark = sha256(SOURCE.read_bytes() + marked.encode() + _cpu_mark() + " ".join(FLAGS).encode())
+    mark = sha256(SOURCE.read_bytes() + marked.encode() + cpu_mark() + " ".join(FLAGS).encode())
     path = folder / f"kernels-{mark.hexdigest()[:16]}.so"
     if path.exists():
         return path
@@ -246,7 +239,7 @@ def _compiled(compiler: str) -> Path:
     return path
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
     """A folder of this user alone: in the home, or among temporary files where that is closed."""
     shared = Path(tempfile.gettempdir()) / f"prefill-decode-{os.getuid()}"
     try:
@@ -264,7 +257,7 @@ def _cache_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="prefill-decode-"))
 
 
-def _cpu_mark() -> bytes:
+def cpu_mark() -> bytes:
     """What the compiler sees of this CPU: its name and its flags."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     names = ("model name", "flags", "CPU part", "Features")

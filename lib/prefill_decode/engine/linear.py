@@ -2,10 +2,10 @@
 
 On a CPU the plain product runs at the speed of memory for one row only, and batching would look
 expensive because of a kernel, not of physics. So a few rows go through the kernels of
-`kernels.cpp`, which read a weight once whatever the number of rows; how many are a few is found
-out on each machine, as the plain product overtakes them at some tens of rows or never. Where they
-cannot be compiled, float32 weights are laid out once more in oneDNN's blocks, which helps from two
-rows on and costs the memory of a second copy."""
+`kernels.cpp`, which read a weight once whatever the number of rows. How many are a few, and which
+library multiplies many, is found out on each machine (`products`). Where the kernels cannot be
+compiled, float32 weights are laid out once more in oneDNN's blocks, which helps from two rows on
+and costs the memory of a second copy."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from prefill_decode.kernel_rows import most_kernel_rows
 from prefill_decode.kernels import DTYPES, NORM, PLAIN, SWIGLU, kernels
+from prefill_decode.products import fastest_products, onednn_has, onednn_product
 
 PACKED_FOR_ROWS = 16  # the batch size oneDNN lays the weight out for; as good as any up to 128
 LEAST_PLAIN_ROWS = 256  # above, the packed layout is 5 to 10 % slower than the plain one
@@ -33,9 +33,7 @@ class Linear:
         self.bias = bias
         on_cpu = weight.device.type == "cpu" and weight.dtype in DTYPES
         self.kernels = kernels() if on_cpu else None
-        self.most_rows = 0  # that run in the kernels
-        if self.kernels:
-            self.most_rows = most_kernel_rows(weight.dtype, torch.get_num_threads())
+        self.fastest = fastest_products(weight.device.type, weight.dtype)
         self.packed: Tensor | None = None
         if _packs(weight.device.type, weight.dtype):
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
@@ -54,7 +52,7 @@ class Linear:
         """residual + y."""
         if self.kernels and self._few(rows):
             return self._by_kernel(rows, prologue=PLAIN, residual=residual)
-        if self.bias is None and self.packed is None:
+        if self.bias is None and self.packed is None and not self.fastest.by_onednn:
             return torch.addmm(residual, rows, self.weight.t())
         return residual + self._by_torch(rows)
 
@@ -68,22 +66,19 @@ class Linear:
         return self.add_to(functional.silu(gate).mul_(up), residual)
 
     def _few(self, rows: Tensor) -> bool:
-        return rows.shape[0] <= self.most_rows
+        return rows.shape[0] <= self.fastest.most_kernel_rows
 
     def _by_kernel(self, rows: Tensor, **options: Any) -> Tensor:
         assert self.kernels is not None
         return self.kernels.product(self.weight, rows.contiguous(), bias=self.bias, **options)
 
     def _by_torch(self, rows: Tensor) -> Tensor:
-        if self.packed is None or rows.shape[0] >= LEAST_PLAIN_ROWS:
-            return functional.linear(rows, self.weight, self.bias)
-        no_scalars: list[Any] = []
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(
-            rows, self.packed, self.bias, "none", no_scalars, ""
-        )
-        return product
+        if self.packed is not None and rows.shape[0] < LEAST_PLAIN_ROWS:
+            return onednn_product(rows, self.packed, self.bias)
+        if self.fastest.by_onednn:
+            return onednn_product(rows, self.weight, self.bias)
+        return functional.linear(rows, self.weight, self.bias)
 
 
 def _packs(device_type: str, dtype: torch.dtype) -> bool:
-    has_layout = torch.backends.mkldnn.is_available() and dtype == torch.float32
-    return device_type == "cpu" and has_layout and kernels() is None
+    return device_type == "cpu" and onednn_has(dtype) and kernels() is None

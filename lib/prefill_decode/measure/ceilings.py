@@ -139,10 +139,9 @@ def _named_after(dtype: str, ceilings: Ceilings) -> Ceilings:
 
 
 def _matrix_kernels(device: str, dtype: str, seed: int) -> list[Kernel]:
-    import torch
-
     from prefill_decode.kernels import DTYPES
     from prefill_decode.kernels import kernels as compiled
+    from prefill_decode.products import onednn_has, onednn_product
 
     noise = _noise(device, dtype, seed)
 
@@ -151,13 +150,24 @@ def _matrix_kernels(device: str, dtype: str, seed: int) -> list[Kernel]:
         return Kernel(f"product of {size} x {size} matrices", 2.0 * size**3, lambda: left @ right)
 
     found = [kernel(size) for size in MATRIX_SIZES[device]]
-    own = compiled() if device == "cpu" else None
-    if own is not None and getattr(torch, dtype) in DTYPES:
-        size = MATRIX_SIZES[device][0]
-        weight, rows = noise(size, size), noise(size, size)
-        name = f"own product of {size} x {size} matrices"
-        found.append(Kernel(name, 2.0 * size**3, lambda: own.product(weight, rows)))
+    if device == "cpu":
+        size = MATRIX_SIZES[device][-1]
+        weight, rows, flops = noise(size, size), noise(size, size), 2.0 * size**3
+        if compiled() is not None and weight.dtype in DTYPES:
+            own = _own(weight, rows)
+            found.append(Kernel(f"own product of {size} x {size} matrices", flops, own))
+        if onednn_has(weight.dtype):
+            name = f"oneDNN product of {size} x {size} matrices"
+            found.append(Kernel(name, flops, lambda: onednn_product(rows, weight)))
     return found
+
+
+def _own(weight: Any, rows: Any) -> Step:
+    from prefill_decode.kernels import kernels as compiled
+
+    own = compiled()
+    assert own is not None
+    return lambda: own.product(weight, rows)
 
 
 def _read_kernels(device: str, dtype: str, working_set_bytes: float, seed: int) -> list[Kernel]:

@@ -1,0 +1,114 @@
+"""The choice of a product, with invented times: the choice is a rule, times are the machine's."""
+
+import json
+
+import pytest
+import torch
+from torch.nn import functional
+
+from prefill_decode import products
+from prefill_decode.kernels import kernels
+from prefill_decode.products import (
+    ALL_ROWS,
+    LEAST_ROWS,
+    FastestProducts,
+    fastest_products,
+    find_fastest,
+    onednn_has,
+    onednn_product,
+)
+
+
+class Invented:
+    """Kernels that multiply nothing; who is the fastest is said in advance."""
+
+    path = products.Path("kernels-invented.so")
+
+    def product(self, weight, rows):
+        return None
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(products, "MATRIX", (6, 4))
+
+
+def fastest_says(monkeypatch, *answers: bool) -> None:
+    told = iter(answers)
+    monkeypatch.setattr(products, "_first_is_fastest", lambda _: next(told))
+
+
+def test_the_kernel_is_used_up_to_the_last_length_at_which_it_won(small, monkeypatch):
+    fastest_says(monkeypatch, True, True, True, True, False)
+    assert find_fastest(torch.float32, Invented()) == FastestProducts(24, by_onednn=True)
+    fastest_says(monkeypatch, False, False)
+    assert find_fastest(torch.float32, Invented()) == FastestProducts(LEAST_ROWS, by_onednn=False)
+    fastest_says(monkeypatch, True, *[True] * 9)
+    assert find_fastest(torch.float32, Invented()).most_kernel_rows == ALL_ROWS
+
+
+def test_without_kernels_only_the_libraries_compete(small, monkeypatch):
+    fastest_says(monkeypatch, True)
+    assert find_fastest(torch.float32, None) == FastestProducts(0, by_onednn=True)
+    assert find_fastest(torch.float64, None) == FastestProducts(0, by_onednn=False)
+
+
+def test_the_least_of_several_times_decides():
+    slow_once = iter([True])
+
+    def first() -> None:
+        if next(slow_once, False):
+            torch.randn(300_000).sort()  # a neighbour
+
+    assert products._first_is_fastest([first, lambda: torch.randn(300_000).sort()])
+    assert not products._first_is_fastest([lambda: torch.randn(300_000).sort(), lambda: None])
+
+
+def test_what_was_found_is_kept_and_what_is_damaged_is_found_again(small, monkeypatch, tmp_path):
+    monkeypatch.setattr(products, "cache_folder", lambda: tmp_path)
+    found = []
+
+    def find(dtype, compiled):
+        found.append(dtype)
+        return FastestProducts(len(found), by_onednn=False)
+
+    monkeypatch.setattr(products, "find_fastest", find)
+    ask = products._fastest_on_cpu.__wrapped__
+    assert ask(torch.float32, 2, None) == ask(torch.float32, 2, None)
+    assert ask(torch.float64, 2, None) != ask(torch.float32, 2, None)
+    assert len(found) == 2
+    (file,) = tmp_path.iterdir()
+    key = "torch.float32, 2 threads"
+    for damaged in ["", "[]", "{", '{"a": 1}', json.dumps({key: {"most_kernel_rows": "x"}})]:
+        file.write_text(damaged)
+        ask(torch.float32, 2, None)
+    assert len(found) == 7
+    assert json.loads(file.read_text())[key] == {"most_kernel_rows": 7, "by_onednn": False}
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_time_to_find_it_again(
+    small, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(products, "cache_folder", lambda: tmp_path / "absent")
+    found = products._fastest_on_cpu.__wrapped__(torch.float32, 2, None)
+    assert found.most_kernel_rows == 0
+
+
+def test_accelerators_have_no_choice():
+    assert fastest_products("cuda", torch.bfloat16) == FastestProducts(0, by_onednn=False)
+
+
+@pytest.mark.skipif(not onednn_has(torch.float32), reason="torch was built without oneDNN")
+@pytest.mark.parametrize("bias", [None, torch.ones(6)])
+def test_onednns_product_is_the_product(bias):
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(40, 4, generator=generator)
+    weight = torch.randn(6, 4, generator=generator)
+    expected = functional.linear(rows, weight, bias)
+    torch.testing.assert_close(onednn_product(rows, weight, bias), expected)
+
+
+def test_this_machine_can_choose_for_every_dtype(small):
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        compiled = kernels() if dtype in products.DTYPES else None
+        assert find_fastest(dtype, compiled).most_kernel_rows >= 0
