@@ -33,35 +33,66 @@ def small(monkeypatch):
     monkeypatch.setattr(products, "MATRIX", (6, 4))
 
 
-def fastest_says(monkeypatch, *answers: bool) -> None:
-    told = iter(answers)
-    monkeypatch.setattr(products, "_first_is_fastest", lambda _: next(told))
+def times_are(monkeypatch, **seconds: float) -> None:
+    """Every way takes as long as is said here, or as a function of the rows says."""
+
+    def least(ways):
+        found = []
+        for way in ways:
+            name = NAMES[way.func]
+            rows = len(way.args[0])
+            found.append(seconds[name](rows) if callable(seconds[name]) else seconds[name])
+        return found
+
+    monkeypatch.setattr(products, "_least_times_s", least)
+
+
+class Named(dict):
+    """Finds a way's name by what it would call."""
+
+    def __getitem__(self, way):
+        constants = " ".join(way.__code__.co_names) + " " + " ".join(way.__code__.co_freevars)
+        if "product" in constants and "compiled" in constants:
+            return "kernel"
+        if "blocks" in constants:
+            return "packed"
+        return "onednn" if "onednn_product" in constants else "torch"
+
+
+NAMES = Named()
 
 
 def test_the_kernel_is_used_up_to_the_last_length_at_which_it_won(small, monkeypatch):
-    fastest_says(monkeypatch, True, True, True, True, False)
-    assert find_fastest(torch.float32, Invented()) == FastestProducts(24, by_onednn=True)
-    fastest_says(monkeypatch, False, False)
-    assert find_fastest(torch.float32, Invented()) == FastestProducts(LEAST_ROWS, by_onednn=False)
-    fastest_says(monkeypatch, True, *[True] * 9)
+    slow_beyond_24 = lambda rows: 1.0 if rows <= 24 else 3.0  # noqa: E731
+    times_are(monkeypatch, torch=3.0, onednn=2.0, packed=2.0, kernel=slow_beyond_24)
+    assert find_fastest(torch.float32, Invented()) == FastestProducts(24, True, False)
+    times_are(monkeypatch, torch=1.0, onednn=2.0, packed=2.0, kernel=3.0)
+    assert find_fastest(torch.float32, Invented()) == FastestProducts(LEAST_ROWS, False, False)
+    times_are(monkeypatch, torch=3.0, onednn=2.0, packed=2.0, kernel=1.0)
     assert find_fastest(torch.float32, Invented()).most_kernel_rows == ALL_ROWS
 
 
+def test_a_second_copy_must_be_worth_its_memory(small, monkeypatch):
+    for packed, worth_it in [(1.0, True), (1.85, False)]:
+        times_are(monkeypatch, torch=3.0, onednn=2.0, packed=packed, kernel=2.0)
+        assert find_fastest(torch.float32, Invented()).packed is worth_it
+
+
 def test_without_kernels_only_the_libraries_compete(small, monkeypatch):
-    fastest_says(monkeypatch, True)
-    assert find_fastest(torch.float32, None) == FastestProducts(0, by_onednn=True)
-    assert find_fastest(torch.float64, None) == FastestProducts(0, by_onednn=False)
+    times_are(monkeypatch, torch=3.0, onednn=2.0, packed=1.0, kernel=1.0)
+    assert find_fastest(torch.float32, None) == FastestProducts(0, True, True)
+    assert find_fastest(torch.float64, None) == FastestProducts(0, False, False)
 
 
 def test_the_least_of_several_times_decides():
     slow_once = iter([True])
 
-    def first() -> None:
+    def first(copy: int) -> None:
         if next(slow_once, False):
             torch.randn(300_000).sort()  # a neighbour
 
-    assert products._first_is_fastest([first, lambda: torch.randn(300_000).sort()])
-    assert not products._first_is_fastest([lambda: torch.randn(300_000).sort(), lambda: None])
+    found = products._least_times_s([first, lambda copy: torch.randn(300_000).sort()])
+    assert found[0] < found[1]
 
 
 def test_what_was_found_is_kept_and_what_is_damaged_is_found_again(small, monkeypatch, tmp_path):
@@ -70,7 +101,7 @@ def test_what_was_found_is_kept_and_what_is_damaged_is_found_again(small, monkey
 
     def find(dtype, compiled):
         found.append(dtype)
-        return FastestProducts(len(found), by_onednn=False)
+        return FastestProducts(len(found), by_onednn=False, packed=False)
 
     monkeypatch.setattr(products, "find_fastest", find)
     ask = products._fastest_on_cpu.__wrapped__
@@ -83,7 +114,11 @@ def test_what_was_found_is_kept_and_what_is_damaged_is_found_again(small, monkey
         file.write_text(damaged)
         ask(torch.float32, 2, None)
     assert len(found) == 7
-    assert json.loads(file.read_text())[key] == {"most_kernel_rows": 7, "by_onednn": False}
+    assert json.loads(file.read_text())[key] == {
+        "most_kernel_rows": 7,
+        "by_onednn": False,
+        "packed": False,
+    }
 
 
 def test_a_folder_that_cannot_be_written_costs_only_the_time_to_find_it_again(
@@ -95,7 +130,7 @@ def test_a_folder_that_cannot_be_written_costs_only_the_time_to_find_it_again(
 
 
 def test_accelerators_have_no_choice():
-    assert fastest_products("cuda", torch.bfloat16) == FastestProducts(0, by_onednn=False)
+    assert fastest_products("cuda", torch.bfloat16) == FastestProducts(0, False, False)
 
 
 @pytest.mark.skipif(not onednn_has(torch.float32), reason="torch was built without oneDNN")
@@ -106,6 +141,7 @@ def test_onednns_product_is_the_product(bias):
     weight = torch.randn(6, 4, generator=generator)
     expected = functional.linear(rows, weight, bias)
     torch.testing.assert_close(onednn_product(rows, weight, bias), expected)
+    torch.testing.assert_close(onednn_product(rows, products.packed(weight), bias), expected)
 
 
 def test_this_machine_can_choose_for_every_dtype(small):

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -27,26 +27,28 @@ from torch.nn import functional
 
 from prefill_decode.kernels import DTYPES, Kernels, cache_folder, cpu_mark, kernels
 
-LEAST_ROWS = 8  # below, products wait for memory and the kernel wins everywhere
-TRIED_ROWS = (12, 16, 24, 32, 48, 64, 128, 256, 512)
-MANY_ROWS = 256
+LEAST_ROWS = 2  # up to here products wait for memory, and the kernel wins everywhere
+TRIED_ROWS = (4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
+SOME_ROWS, MANY_ROWS = (8, 16, 32), 256
+WORTH_A_COPY = 0.9  # of the time of the fastest way that needs no second copy of the weights
+PACKED_FOR_ROWS = 16  # the batch size oneDNN lays weights out for; as good as any up to 128
 ALL_ROWS = 2**31
-MATRIX = (4096, 2048)  # weights, [out, in]: larger than most caches
-ROUNDS = 5
-
-Product = Callable[[], object]
+MATRIX = (4096, 2048)  # weights, [out, in]: three of them are more than most caches hold
+COPIES = 3
+ROUNDS = 9
 
 
 @dataclass(frozen=True)
 class FastestProducts:
     most_kernel_rows: int  # up to which the compiled kernel is the fastest; 0 without kernels
     by_onednn: bool  # whether oneDNN is faster than torch's own product beyond
+    packed: bool  # whether oneDNN's layout is worth a second copy of the weights
 
 
 def fastest_products(device_type: str, dtype: torch.dtype) -> FastestProducts:
     """What to use for a weight of this dtype, with the threads that torch has now."""
     if device_type != "cpu":
-        return FastestProducts(0, by_onednn=False)
+        return FastestProducts(0, by_onednn=False, packed=False)
     return _fastest_on_cpu(dtype, torch.get_num_threads(), kernels())
 
 
@@ -59,6 +61,12 @@ def onednn_product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
     no_scalars: list[Any] = []
     product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", no_scalars, "")
     return product
+
+
+def packed(weight: Tensor) -> Tensor:
+    """A second copy of a weight, in the blocks that oneDNN multiplies fastest."""
+    blocks: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
+    return blocks
 
 
 @cache
@@ -76,39 +84,49 @@ def _fastest_on_cpu(dtype: torch.dtype, threads: int, compiled: Kernels | None) 
 def find_fastest(dtype: torch.dtype, compiled: Kernels | None) -> FastestProducts:
     """Measure it here and now."""
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(MATRIX, generator=generator).to(dtype)
+    weights = [torch.randn(MATRIX, generator=generator).to(dtype) for _ in range(COPIES)]
     rows = torch.randn(max(TRIED_ROWS), MATRIX[1], generator=generator).to(dtype)
-
-    def others(count: int, by_onednn: bool) -> Product:
-        some = rows[:count]
-        if by_onednn:
-            return lambda: onednn_product(some, weight)
-        return lambda: functional.linear(some, weight)
-
-    by_onednn = False
+    ways: dict[str, Callable[[Tensor, int], object]] = {
+        "torch": lambda some, copy: functional.linear(some, weights[copy])
+    }
     if onednn_has(dtype):
-        by_onednn = _first_is_fastest([others(MANY_ROWS, True), others(MANY_ROWS, False)])
-    if compiled is None:
-        return FastestProducts(0, by_onednn)
-    most = LEAST_ROWS
-    for count in TRIED_ROWS:
+        blocks = [packed(weight) for weight in weights]
+        ways["oneDNN"] = lambda some, copy: onednn_product(some, weights[copy])
+        ways["packed"] = lambda some, copy: onednn_product(some, blocks[copy])
+    if compiled is not None:
+        ways["kernel"] = lambda some, copy: compiled.product(weights[copy], some)
+
+    def times_s(count: int, *names: str) -> list[float]:
+        """The least time of each of these ways."""
         some = rows[:count].contiguous()
-        own = lambda some=some: compiled.product(weight, some)  # noqa: E731
-        if not _first_is_fastest([own, others(count, by_onednn)]):
-            return FastestProducts(most, by_onednn)
-        most = count
-    return FastestProducts(ALL_ROWS, by_onednn)
+        return _least_times_s([partial(ways[name], some) for name in names if name in ways])
+
+    many_s = times_s(MANY_ROWS, "torch", "oneDNN")
+    by_onednn = many_s[-1] < many_s[0]
+    plain = "oneDNN" if by_onednn else "torch"
+    worth_it = False
+    if "packed" in ways:
+        some_s = [times_s(count, plain, "kernel", "packed") for count in SOME_ROWS]
+        without_copy_s = sum(min(others) for *others, _ in some_s)
+        worth_it = sum(times[-1] for times in some_s) < WORTH_A_COPY * without_copy_s
+    most = 0 if compiled is None else LEAST_ROWS
+    for count in TRIED_ROWS if compiled is not None else ():
+        kernel_s, other_s = times_s(count, "kernel", "packed" if worth_it else plain)
+        if other_s < kernel_s:
+            break
+        most = count if count < TRIED_ROWS[-1] else ALL_ROWS
+    return FastestProducts(most, by_onednn, worth_it)
 
 
-def _first_is_fastest(products: Sequence[Product]) -> bool:
-    times_s: list[list[float]] = [[] for _ in products]
-    for _ in range(ROUNDS):
-        for product, times in zip(products, times_s, strict=True):
+def _least_times_s(ways: Sequence[Callable[[int], object]]) -> list[float]:
+    """In turns, each time on another copy of the weights, so that none finds them in a cache."""
+    times_s: list[list[float]] = [[] for _ in ways]
+    for turn in range(ROUNDS):
+        for way, times in zip(ways, times_s, strict=True):
             started_s = time.perf_counter()
-            product()
+            way(turn % COPIES)
             times.append(time.perf_counter() - started_s)
-    first, *rest = map(min, times_s)
-    return first < min(rest)
+    return [min(times) for times in times_s]
 
 
 def _file(compiled: Kernels | None) -> Path:
@@ -128,7 +146,7 @@ def _kept(path: Path) -> dict[str, FastestProducts]:
 
 def _read(value: Any) -> FastestProducts:
     read = FastestProducts(**value)
-    if type(read.most_kernel_rows) is not int or type(read.by_onednn) is not bool:
+    if [type(field) for field in vars(read).values()] != [int, bool, bool]:
         raise ValueError(f"not what was written: {value}")
     return read
 

@@ -2,27 +2,26 @@
 
 On a CPU the plain product runs at the speed of memory for one row only, and batching would look
 expensive because of a kernel, not of physics. So a few rows go through the kernels of
-`kernels.cpp`, which read a weight once whatever the number of rows. How many are a few, and which
-library multiplies many, is found out on each machine (`products`). Where the kernels cannot be
-compiled, float32 weights are laid out once more in oneDNN's blocks, which helps from two rows on
-and costs the memory of a second copy."""
+`kernels.cpp`, which read a weight once whatever the number of rows. How many are a few, which
+library multiplies the others, and whether it is worth a second copy of the weights in that
+library's own layout, is found out on each machine (`products`)."""
 
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from prefill_decode.kernels import DTYPES, NORM, PLAIN, SWIGLU, kernels
-from prefill_decode.products import fastest_products, onednn_has, onednn_product
+from prefill_decode.products import fastest_products, onednn_product, packed
 
-PACKED_FOR_ROWS = 16  # the batch size oneDNN lays the weight out for; as good as any up to 128
-LEAST_PLAIN_ROWS = 256  # above, the packed layout is 5 to 10 % slower than the plain one
+SPARE_BYTES = 2e9  # of memory, left when weights are laid out a second time
 
 
 def copies_of_weights(device: str, dtype: str) -> int:
-    """How many times the engine stores each weight: what must fit in memory."""
-    return 2 if _packs(device, getattr(torch, dtype)) else 1
+    """How many times the engine stores each weight where memory is no matter."""
+    return 2 if fastest_products(device, getattr(torch, dtype)).packed else 1
 
 
 class Linear:
@@ -34,9 +33,7 @@ class Linear:
         on_cpu = weight.device.type == "cpu" and weight.dtype in DTYPES
         self.kernels = kernels() if on_cpu else None
         self.fastest = fastest_products(weight.device.type, weight.dtype)
-        self.packed: Tensor | None = None
-        if _packs(weight.device.type, weight.dtype):
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
+        self.packed = packed(weight) if self.fastest.packed and _has_room(weight) else None
 
     def after_norm(self, rows: Tensor, gains: Tensor, epsilon: float) -> Tensor:
         """[N, in] -> [N, out], the rows RMS-normed first."""
@@ -73,12 +70,14 @@ class Linear:
         return self.kernels.product(self.weight, rows.contiguous(), bias=self.bias, **options)
 
     def _by_torch(self, rows: Tensor) -> Tensor:
-        if self.packed is not None and rows.shape[0] < LEAST_PLAIN_ROWS:
+        if self.packed is not None:
             return onednn_product(rows, self.packed, self.bias)
         if self.fastest.by_onednn:
             return onednn_product(rows, self.weight, self.bias)
         return functional.linear(rows, self.weight, self.bias)
 
 
-def _packs(device_type: str, dtype: torch.dtype) -> bool:
-    return device_type == "cpu" and onednn_has(dtype) and kernels() is None
+def _has_room(weight: Tensor) -> bool:
+    """Whether memory has room for a second copy."""
+    needed_bytes = weight.numel() * weight.element_size() + SPARE_BYTES
+    return bool(psutil.virtual_memory().available > needed_bytes)
