@@ -86,6 +86,17 @@ def test_the_chunks_of_an_engine_are_its_prompts_and_the_decodes_of_all_streams(
     }
 
 
+def test_each_ratio_compares_with_the_lone_short_request(runner):
+    assert runner.ratios["ours"] == {
+        "ours: TTFT, prompt of 32 / of 4": ("ours: TTFT, prompt of 32", "ours: TTFT, prompt of 4"),
+        "ours: ITL, 3 streams / 1": ("ours: ITL, 3 streams after 4", "ours: ITL, 1 stream after 4"),
+        "ours: ITL, after 32 / after 4": (
+            "ours: ITL, 1 stream after 32",
+            "ours: ITL, 1 stream after 4",
+        ),
+    }
+
+
 def test_processor_time_counts_the_stub_in_its_own_process(runner):
     assert runner.own_s() > 0
     assert len(runner._pids) == 2  # the stub in this process, and the one beside it
@@ -119,6 +130,7 @@ def test_only_gaps_while_all_streams_run_count():
 
 def test_a_gap_that_brought_several_tokens_is_shared_by_them():
     assert shared_gaps_s([(0.0, stream([1.0, 3.0, 4.0], (1, 4, 1)))]) == [0.5, 1.0]
+    assert shared_gaps_s([(0.0, stream([1.0, 3.0, 3.0, 4.0]))]) == [1.0, 1.0]  # in one read
 
 
 def test_streams_that_never_run_at_once_stop_the_run_with_the_mend(runner, monkeypatch):

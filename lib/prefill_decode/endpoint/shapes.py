@@ -105,6 +105,21 @@ class ShapeRunner:
         prompts = {self.ttft[name][n]: [Chunk(n)] for n in self.lengths}
         return prompts | {itl: [Chunk(1, at[1])] * at[0] for at, itl in self.itl[name].items()}
 
+    @property
+    def ratios(self) -> dict[str, dict[str, tuple[str, str]]]:
+        """For each engine three comparisons by name: which time over which. The longer prompt,
+        the streams, the longer context; each over the lone short one."""
+        return {name: self._ratios(name) for name in self.ttft}
+
+    def _ratios(self, name: str) -> dict[str, tuple[str, str]]:
+        ttft, itl = self.ttft[name], self.itl[name]
+        (short, long), alone = self.lengths, (1, self.lengths[0])
+        return {
+            f"{name}: TTFT, prompt of {long} / of {short}": (ttft[long], ttft[short]),
+            f"{name}: ITL, {self.streams} streams / 1": (itl[self.streams, short], itl[alone]),
+            f"{name}: ITL, after {long} / after {short}": (itl[1, long], itl[alone]),
+        }
+
     def own_s(self) -> float:
         """Processor seconds of this process and of all that serve what it measures."""
         return processor_time_s(self._pids)
@@ -179,15 +194,23 @@ class ShapeRunner:
 
 def shared_gaps_s(streams: Sequence[tuple[float, StreamResult]]) -> list[float]:
     """Gaps between tokens while all streams run, from (when it was sent, its result); a gap that
-    brought several tokens is shared by them."""
-    times_s = [[sent_s + t for t in result.event_times_s] for sent_s, result in streams]
-    begin_s, end_s = max(t[0] for t in times_s), min(t[-1] for t in times_s)
-    found = []
-    for stream_s, (_, result) in zip(times_s, streams, strict=True):
-        brought = result.tokens_per_event or (1,) * len(stream_s)
-        for (before_s, now_s), tokens in zip(pairwise(stream_s), brought[1:], strict=True):
-            if before_s >= begin_s and now_s <= end_s:
-                found.append((now_s - before_s) / tokens)
+    brought several tokens, in one event or in one read, is shared by them."""
+    arrivals = [_arrivals(sent_s, result) for sent_s, result in streams]
+    begin_s, end_s = max(min(stream) for stream in arrivals), min(max(s) for s in arrivals)
+    return [
+        (now_s - before_s) / stream[now_s]
+        for stream in arrivals
+        for before_s, now_s in pairwise(stream)
+        if before_s >= begin_s and now_s <= end_s
+    ]
+
+
+def _arrivals(sent_s: float, result: StreamResult) -> dict[float, int]:
+    """How many tokens came when, in order."""
+    found: dict[float, int] = {}
+    brought = result.tokens_per_event or (1,) * len(result.event_times_s)
+    for t, tokens in zip(result.event_times_s, brought, strict=True):
+        found[sent_s + t] = found.get(sent_s + t, 0) + tokens
     return found
 
 
