@@ -34,19 +34,25 @@ def of_ours(seen):
 
 def test_the_shapes_of_every_engine_are_told(seen):
     figure = plots.shapes_of_engines(*seen)
-    assert "seen by a client of 2 engines" in figure.alt
+    assert figure.alt.startswith("8 x prompt: 8.0 x wait. 8 x streams: 1.5 x gap. ours, ")
     assert (
         "ours, time to first token by tokens in the prompt: 64: 200 ms, 512: 1.60 s" in figure.alt
     )
     assert "vllm, gap between tokens by streams at once: 1: 60.0 ms, 8: 90.0 ms" in figure.alt
     words = " ".join(ElementTree.fromstring(figure.svg).itertext())
     assert {"ours", "vllm"} <= set(words.split())
-    assert words.count("least time") == 2
+    assert words.count("least time") == words.count("rival") == 2
+
+
+def test_engines_of_different_shapes_share_a_title_that_names_the_range(seen):
+    times = seen[0]
+    slow = {"vllm: ITL (8, 64)": (0.24,) * 10}  # four times its gap alone
+    figure = plots.shapes_of_engines(replace(times, raw_s=times.raw_s | slow), *seen[1:])
+    assert "8 x streams: 1.5 to 4.0 x gap." in figure.alt
 
 
 def test_one_engine_needs_no_legend(seen):
     figure = plots.shapes_of_engines(*of_ours(seen))
-    assert "a client of one engine" in figure.alt
     assert "ours" not in " ".join(ElementTree.fromstring(figure.svg).itertext())
 
 

@@ -34,7 +34,7 @@ from prefill_decode.event_stream import StreamResult, failure_of
 from prefill_decode.step import Chunk
 
 STUB = "stub"
-SEEN, KNOWN = "stub: TTFT, seen", "stub: TTFT, known"
+SEEN, KNOWN = "TTFT of a stub, seen", "TTFT of a stub, known"
 STEP_TOKENS = 512  # of prompts, that an engine takes in a step, or more
 MOST_OFF = 0.1  # of a prompt's length, by the server's count
 T = TypeVar("T")

@@ -5,7 +5,7 @@ title is the finding. Each engine has a colour and a marker of its own."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from prefill_decode.measure import Ceilings, Timings
 from prefill_decode.plots.figures import _decade_ticks, _plain_ticks, _reach
@@ -13,7 +13,7 @@ from prefill_decode.plots.svg import BLUE, INK, ORANGE, Figure, as_figure, canva
 from prefill_decode.plots.tables import Text, format_interval_s, table
 from prefill_decode.plots.tables import closing as timer_says
 from prefill_decode.roofline import StepWork
-from prefill_decode.units import MS, format_seconds
+from prefill_decode.units import MS, format_seconds, format_significant
 
 GREEN, PURPLE = "#1f9e77", "#b05fb0"
 LOOKS = ((INK, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"))
@@ -27,43 +27,54 @@ Itl = Mapping[str, Mapping[tuple[int, int], str]]  # by engine, and streams and 
 class _Panel:
     """One quantity along one axis: names of times by engine, each by place on the axis."""
 
-    title: str
+    grows: str
+    seen: Literal["wait", "gap"]  # the rival says: this stays, and that grows as the streams do
+    quantity: str
     across: str
     names: Mapping[str, Mapping[int, str]]
+
+    @property
+    def growth(self) -> float:
+        places = sorted(next(iter(self.names.values())))
+        return places[-1] / places[0]
 
 
 def shapes_of_engines(
     times: Timings, ttft: Ttft, itl: Itl, works: Mapping[str, StepWork], ceilings: Ceilings
 ) -> Figure:
-    """TTFT against the prompt and ITL against streams, of every engine.
+    """TTFT against the prompt and ITL against streams, of every engine, beside the rivals.
 
     `works` holds the work behind the times of the first engine: its least times are the lines."""
-    first = next(iter(ttft))
-    shortest = min(ttft[first])
+    shortest = min(next(iter(ttft.values())))
     by_streams = {
         name: {streams: itl[name][streams, n] for streams, n in itl[name] if n == shortest}
         for name in itl
     }
     panels = (
-        _Panel("time to first token", "tokens in the prompt", ttft),
-        _Panel("gap between tokens", "streams at once", by_streams),
+        _Panel("prompt", "wait", "time to first token", "tokens in the prompt", ttft),
+        _Panel("streams", "gap", "gap between tokens", "streams at once", by_streams),
     )
-    title = f"The shape of Part I, seen by a client of {_counted(len(ttft))}"
     with canvas() as figure:
         for axes, panel in zip(figure.subplots(1, 2), panels, strict=True):
             _draw(axes, panel, times)
-            _draw_least(axes, panel.names[first], times, works, ceilings)
-        figure.axes[0].set_ylabel("time (ms)")
+            _draw_lines(axes, panel, times, works, ceilings)
         if len(ttft) > 1:
             handles, labels = figure.axes[0].get_legend_handles_labels()
             figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
-        figure.suptitle(title, x=0.02, ha="left", fontsize=11.5, fontweight="bold")
-        spoken = [_spoken_panel(panel, name, times) for name in ttft for panel in panels]
-        return as_figure(figure, f"{title}. " + ". ".join(spoken) + ".")
+        spoken = [_title(panel, times) for panel in panels]
+        spoken += [_spoken_panel(panel, name, times) for name in ttft for panel in panels]
+        return as_figure(figure, ". ".join(spoken) + ".")
 
 
-def _counted(engines: int) -> str:
-    return "one engine" if engines == 1 else f"{engines} engines"
+def _title(panel: _Panel, times: Timings) -> str:
+    """The finding: how many times as long the last place takes as the first, of all engines."""
+    found = [
+        times.ratio(names[max(names)], over=names[min(names)]).median
+        for names in panel.names.values()
+    ]
+    least, most = (format_significant(end, 2) for end in (min(found), max(found)))
+    factor = least if least == most else f"{least} to {most}"
+    return f"{panel.growth:g} x {panel.grows}: {factor} x {panel.seen}"
 
 
 def _draw(axes: Any, panel: _Panel, times: Timings) -> None:
@@ -77,42 +88,37 @@ def _draw(axes: Any, panel: _Panel, times: Timings) -> None:
         shifted = [place * APART**index for place in places]
         look = {"fmt": marker, "color": color, "markersize": 5.5, "capsize": 3, "zorder": 3}
         axes.errorbar(shifted, middles, yerr=[below, above], label=engine, **look)
-    places = sorted(next(iter(panel.names.values())))
     axes.set(xscale="log", yscale="log", xlabel=panel.across)
-    axes.set_title(panel.title, fontsize=10.5)
-    axes.margins(x=0.25, y=0.25)
+    axes.set_ylabel(f"{panel.quantity} (ms)")
+    axes.set_title(_title(panel, times), fontsize=10.5)
+    axes.margins(x=0.25, y=0.15)
+
+
+def _draw_lines(
+    axes: Any, panel: _Panel, times: Timings, works: Mapping[str, StepWork], ceilings: Ceilings
+) -> None:
+    """The least time of the first engine, and what the rival makes of its first point."""
+    names = next(iter(panel.names.values()))
+    places, hardware = sorted(names), ceilings.during(times)
+    least_ms = [works[names[place]].least_time_s(hardware) / MS for place in places]
+    start_ms = times.time_s(names[places[0]]).median / MS
+    rival_ms = [start_ms, start_ms * (panel.growth if panel.seen == "gap" else 1.0)]
+    axes.plot(places, least_ms, color=BLUE)
+    axes.plot((places[0], places[-1]), rival_ms, color=INK, linestyle="--", alpha=0.5)
+    for words, x, y, color, across, up, ha, va in (
+        ("least time", places[0], least_ms[0], BLUE, 2, -6, "left", "top"),
+        ("rival", places[-1], rival_ms[1], INK, -16, -8, "right", "top"),
+    ):
+        offset = {"xytext": (across, up), "textcoords": "offset points"}
+        axes.annotate(words, (x, y), color=color, ha=ha, va=va, **offset)
     _plain_ticks(axes.xaxis, places)
     _decade_ticks(axes.yaxis)
 
 
-def _draw_least(
-    axes: Any,
-    names: Mapping[int, str],
-    times: Timings,
-    works: Mapping[str, StepWork],
-    ceilings: Ceilings,
-) -> None:
-    places = sorted(names)
-    hardware = ceilings.during(times)
-    least_ms = [works[names[place]].least_time_s(hardware) / MS for place in places]
-    axes.plot(places, least_ms, color=BLUE)
-    axes.annotate(
-        "least time",
-        (places[-1], least_ms[-1]),
-        (0, -6),
-        textcoords="offset points",
-        color=BLUE,
-        ha="right",
-        va="top",
-    )
-
-
 def _spoken_panel(panel: _Panel, engine: str, times: Timings) -> str:
-    names = panel.names[engine]
-    shown = ", ".join(
-        f"{n}: {format_seconds(times.time_s(names[n]).median)}" for n in sorted(names)
-    )
-    return f"{engine}, {panel.title} by {panel.across}: {shown}"
+    names = sorted(panel.names[engine].items())
+    shown = ", ".join(f"{n}: {format_seconds(times.time_s(name).median)}" for n, name in names)
+    return f"{engine}, {panel.quantity} by {panel.across}: {shown}"
 
 
 def shapes_table(
