@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from urllib.request import urlopen
@@ -44,13 +46,15 @@ def listed(url: str) -> str:
         return json.load(answer)["data"][0]["id"]
 
 
-@pytest.fixture
-def other_engine():
-    """Lists one model, as any engine does."""
+LIST = b'{"data": [{"id": "theirs", "owned_by": "vllm"}]}'
+
+
+@contextmanager
+def answering(body):
+    """Answers every GET with this, and says on which port."""
 
     class Lists(BaseHTTPRequestHandler):
         def do_GET(self):
-            body = json.dumps({"data": [{"id": "theirs", "owned_by": "vllm"}]}).encode()
             self.send_response(200)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
@@ -61,9 +65,18 @@ def other_engine():
 
     server = HTTPServer(("127.0.0.1", 0), Lists)
     Thread(target=server.serve_forever, daemon=True).start()
-    yield server.server_port
-    server.shutdown()
-    server.server_close()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def other_engine():
+    """Lists one model, as any engine does."""
+    with answering(LIST) as port:
+        yield port
 
 
 def test_our_server_answers_where_it_says_and_has_the_threads_it_was_given(served):
@@ -137,6 +150,26 @@ def test_whatever_answers_on_the_usual_ports_is_found_but_never_our_own(
     ports = {ours: "ours", other_engine: "vLLM", 9: "nobody"}
     monkeypatch.setattr(launch, "USUAL_PORTS", ports)
     assert found_engines() == {f"{other_engine}: theirs": f"http://127.0.0.1:{other_engine}"}
+
+
+@pytest.mark.parametrize("body", [b"hello", b"[]", b'{"data": []}', b'{"data": ["x"]}', b"\xff"])
+def test_what_answers_but_lists_no_models_is_no_engine(body, monkeypatch):
+    with answering(body) as port:
+        monkeypatch.setattr(launch, "USUAL_PORTS", {port: "something"})
+        assert found_engines() == {}
+
+
+def test_what_speaks_no_http_is_no_engine(monkeypatch):
+    def speak():
+        opened, _ = listening.accept()
+        opened.recv(1000)
+        opened.sendall(b"220 mail\r\n")
+        opened.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        Thread(target=speak, daemon=True).start()
+        monkeypatch.setattr(launch, "USUAL_PORTS", {listening.getsockname()[1]: "mail"})
+        assert found_engines() == {}
 
 
 def test_the_process_that_serves_is_found_by_its_port(served, other_engine):

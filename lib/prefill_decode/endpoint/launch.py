@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from http.client import HTTPException
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, build_opener
 
@@ -33,6 +34,7 @@ MOST_LIST_BYTES = 64 * 2**10
 LONGEST_START_S = 300.0  # large random weights take their time
 LONGEST_STOP_S = 15.0
 LAST_LINES = 5
+NO_LIST = (OSError, HTTPException, ValueError, RecursionError, TypeError, LookupError)
 OURS = "prefill-decode"  # owns the models that our server lists
 READY = re.compile(r" at (http://\S+)/v1: ")
 COMMAND = """\
@@ -125,9 +127,9 @@ def _answering() -> Iterator[tuple[str, str]]:
     opener = build_opener(ProxyHandler({}))  # loopback needs no proxy
     for port in USUAL_PORTS:
         url = f"http://127.0.0.1:{port}"
-        with suppress(OSError, ValueError, RecursionError, TypeError, LookupError):
+        with suppress(*NO_LIST):
             with opener.open(f"{url}/v1/models", timeout=KNOCK_S) as answer:
-                model = json.loads(answer.read(MOST_LIST_BYTES))["data"][0]
+                model = dict(json.loads(answer.read(MOST_LIST_BYTES))["data"][0])
             if model.get("owned_by") != OURS:
                 yield f"{port}: {model['id']}", url
 
