@@ -233,6 +233,12 @@ def test_the_time_that_others_take_is_counted_and_our_own_is_not(monkeypatch):
     assert timer.OtherLoad(lambda: 30.0)._others_s() == pytest.approx(busy_s - 30)
 
 
+def test_rounds_ask_for_the_processor_time_of_what_is_timed(machine):
+    asked = []
+    interleave({"a": lambda: None}, machine, 0.01, own_s=lambda: asked.append(0) or 0.0)
+    assert len(asked) >= 2 * timer.LEAST_ROUNDS  # before and after each round
+
+
 def test_a_neighbours_work_shows_up():
     theirs = timer.OtherLoad()
     code = "import time\nwhile time.process_time() < 0.8: pass"

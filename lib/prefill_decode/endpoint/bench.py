@@ -86,8 +86,8 @@ async def run_bench(plan: Plan, show: Callable[[Progress], None]) -> Bench:
     """Runs the plan; `show` sees its progress. ValueError if the server cannot be used at all."""
     notes: list[str] = []
     async with open_session() as session:
-        target = await _reached(session, plan, notes)
-        target, prompts = await _probed(session, target, plan, notes)
+        target = await reached(session, plan, notes)
+        target, prompts = await probed(session, target, plan, notes)
         overhead = None
         if plan.overhead:
             overhead = await measure_overhead(plan.concurrency, plan.rate_per_s or 0.0)
@@ -108,7 +108,9 @@ async def _loop(load: Load, plan: Plan) -> tuple[list[Exchange], int]:
     return await load.closed_loop(plan.requests, plan.concurrency, plan.duration_s)
 
 
-async def _reached(session: aiohttp.ClientSession, plan: Plan, notes: list[str]) -> Target:
+async def reached(session: aiohttp.ClientSession, plan: Plan, notes: list[str]) -> Target:
+    """The plan's server and model, the first it lists where none is named. ValueError if there
+    is none."""
     target = Target(base_url(plan.url), plan.model or "", plan.api, plan.timeout_s, plan.api_key)
     models = await served_models(session, target)
     if plan.model is not None:
@@ -120,7 +122,7 @@ async def _reached(session: aiohttp.ClientSession, plan: Plan, notes: list[str])
     return replace(target, model=models[0])
 
 
-async def _probed(
+async def probed(
     session: aiohttp.ClientSession, target: Target, plan: Plan, notes: list[str]
 ) -> tuple[Target, Prompts]:
     """The options the server takes, and prompts of the lengths it counts."""

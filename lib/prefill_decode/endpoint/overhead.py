@@ -59,7 +59,7 @@ async def measure_overhead(concurrency: int | None, rate_per_s: float) -> Overhe
             stamps = (read_s, data["sent_s"], data["received_s"])
             reads.setdefault(request_sent_s, []).append(stamps)
 
-    async with _stub() as port, open_session() as session:
+    async with stub() as port, open_session() as session:
         target = Target(f"http://127.0.0.1:{port}/v1", "steady", "completions", timeout_s=30.0)
         load = Load(session, target, Prompts(0), Progress(None))
         streams = concurrency or LEAST_REQUESTS // 4
@@ -99,7 +99,7 @@ def _requests(arrivals_s: list[float]) -> list[Request]:
 
 
 @asynccontextmanager
-async def _stub() -> AsyncIterator[int]:
+async def stub() -> AsyncIterator[int]:
     """The port of a stub server, which ends with the block."""
     words = [sys.executable, "-m", "prefill_decode.endpoint.stub_server"]
     pipe = asyncio.subprocess.PIPE

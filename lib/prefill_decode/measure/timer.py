@@ -144,12 +144,17 @@ def _listed(steps: Sequence[str]) -> str:
 
 
 def interleave(
-    steps: Mapping[str, Step], machine: Machine, budget_s: float, seed: int = 0
+    steps: Mapping[str, Step],
+    machine: Machine,
+    budget_s: float,
+    seed: int = 0,
+    own_s: Callable[[], float] | None = None,
 ) -> Timings:
     """Time `steps` in rounds until each one's share of a round is known or `budget_s` has passed.
 
     At least `LEAST_ROUNDS` quiet rounds run even when they outlast the budget, because with fewer
-    there is no interval; after `MOST_TRIES` rounds it gives up on quiet.
+    there is no interval; after `MOST_TRIES` rounds it gives up on quiet. `own_s` gives the
+    processor time of what is timed, where other processes do its work.
     """
     if not steps:
         raise ValueError("there is nothing to time: steps is empty")
@@ -185,7 +190,7 @@ def interleave(
     gc.disable()
     try:
         while (timings := done()) is None:
-            load = OtherLoad()
+            load = OtherLoad(own_s)
             for name in order.sample(list(steps), len(steps)):
                 raw_s[name].append(_time_once(steps[name], synchronize))
             disturbed.append(load.took_more_than(machine.cores - threads))

@@ -19,6 +19,7 @@ from prefill_decode.plots.decode_figures import (
     next_token_against_context,
     throughput_against_sequences,
 )
+from prefill_decode.plots.endpoint_figures import shapes_of_engines, shapes_table
 from prefill_decode.plots.figures import (
     Figure,
     phases_on_the_roofline,
@@ -58,6 +59,8 @@ __all__ = [
     "prices_table",
     "rate_against_tokens",
     "setting_table",
+    "shapes_of_engines",
+    "shapes_table",
     "sweeps_table",
     "sweeps_times_table",
     "throughput_against_sequences",
