@@ -33,7 +33,7 @@ def test_an_episode_can_be_run_again_and_notes_its_gaps_every_time(runner):
     for _ in range(3):
         runner.steps["pieces of 8"]()
     noted = runner.noted_s
-    assert [len(times) for times in noted.values()] == [3, 3]
+    assert [len(times) for times in noted.values()] == [3, 3, 3]
     pairs = zip(noted["pieces of 8: median gap"], noted["pieces of 8: worst gap"], strict=True)
     assert all(0 < middle <= worst for middle, worst in pairs)
 
@@ -61,6 +61,16 @@ def test_a_timeline_tells_what_streams_and_prompt_lived_through(runner):
     assert prompt.request.prompt_tokens == 20
     assert prompt.request.arrival_s == pytest.approx(streams[0].event_times_s[QUIET_STEPS - 1], 0.5)
     assert prompt.event_times_s == (streams[0].event_times_s[QUIET_STEPS + 2],)
+
+
+def test_the_prompt_of_a_timeline_is_read_whole_whatever_the_streams_left(tiny_model, monkeypatch):
+    """Its ids begin as the streams' context does: nothing of it may be found in their blocks."""
+    runner = ContentionRunner(tiny_model, {"whole": Arrival(128)}, streams=2, context_tokens=70)
+    ran = []
+    plan = runner.engine.plan
+    monkeypatch.setattr(runner.engine, "plan", lambda chunks: ran.append(chunks) or plan(chunks))
+    runner.timeline("whole")
+    assert max(len(chunk.token_ids) for step in ran for chunk in step) == 128
 
 
 def test_nothing_to_run_is_refused(tiny_model):

@@ -6,6 +6,7 @@ import torch
 from prefill_decode.claim import Prediction
 from prefill_decode.engine import (
     Engine,
+    arrival_differences,
     batching_differences,
     chunking_differences,
     engine,
@@ -23,7 +24,7 @@ def torch_alone(monkeypatch):
     monkeypatch.setattr(linear, "kernels", lambda: None)
 
 
-ALL = [chunking_differences, scoring_differences, batching_differences]
+ALL = [chunking_differences, scoring_differences, batching_differences, arrival_differences]
 ON_A_CACHE = [chunking_differences, scoring_differences]
 
 
@@ -105,7 +106,7 @@ def test_a_rotary_position_off_by_one_is_noticed(tiny_model, differences, monkey
     assert outcome(differences(tiny_model)) != "supported"
 
 
-@pytest.mark.parametrize("differences", ALL)
+@pytest.mark.parametrize("differences", ALL[:3])
 def test_a_block_of_another_sequence_is_noticed(tiny_model, differences, monkeypatch):
     """The second block of slot 0 is replaced once it is filled, as a wrong block table would."""
     right = Engine.forward
@@ -126,3 +127,16 @@ def test_cuts_make_up_the_sequence_and_end_with_a_decode_step():
         cuts = exactness._cuts(total, dice)
         assert sum(cuts) == total
         assert min(cuts) == cuts[-1] == 1
+
+
+def test_a_piece_that_forgets_the_pieces_before_it_is_noticed(tiny_model, monkeypatch, torch_alone):
+    sound = model.prefill_attention
+
+    def forgetful(queries, keys, values, window):
+        new = len(queries)
+        return sound(queries, keys[:, -new:], values[:, -new:], window)
+
+    monkeypatch.setattr(model, "prefill_attention", forgetful)
+    samples = arrival_differences(tiny_model)
+    assert max(samples) > 0.1
+    assert outcome(samples) != "supported"

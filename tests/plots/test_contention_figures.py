@@ -28,6 +28,15 @@ def test_two_timelines_are_stacked_with_the_worst_gap_of_each():
     assert "whole: at worst 250 ms" in figure.svg
 
 
+def test_a_pause_before_the_prompt_came_is_not_laid_at_its_door():
+    *streams, prompt = timeline(0.05)
+    request = replace(streams[0].request, arrival_s=-1.0)
+    times_s = (-0.9, *streams[0].event_times_s[1:])
+    late = replace(streams[0], request=request, event_times_s=times_s)
+    figure = plots.gaps_over_time({"whole": [late, prompt]})
+    assert "no stream gets a token for 50.0 ms" in figure.alt
+
+
 @pytest.fixture
 def sweep(timings):
     gaps = {8: "gap 8", 32: "gap 32", 512: "gap 512"}
@@ -40,7 +49,7 @@ def sweep(timings):
 
 def test_the_price_of_chunks_names_the_best_one(sweep):
     figure = plots.price_of_chunks(*sweep)
-    assert "Chunks of 32: gaps short" in figure.alt
+    assert "Pieces of 32: gap / 8.0, TTFT × 1.1" in figure.alt
     assert "8: 2.00 ms, 32: 5.00 ms, 512: 40.0 ms" in figure.alt
 
 

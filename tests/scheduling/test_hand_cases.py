@@ -340,3 +340,14 @@ def test_sequences_with_ids_need_the_ids_that_were_sampled():
     scheduler.add(SequenceState("s", 1, 1, [1]))
     with pytest.raises(AssertionError, match="need the ids that were sampled"):
         scheduler.complete(scheduler.next_step())
+
+
+@pytest.mark.parametrize("policy", ["decode_first", "prefill_first", "static"])
+def test_a_policy_that_cuts_nothing_takes_over_only_what_is_ready_to_decode(policy):
+    scheduler = Scheduler(BlockPool(20, 4), SchedulerSettings(policy, 40, 4))
+    with pytest.raises(ValueError, match="has one token left to run; got 5"):
+        scheduler.accept(SequenceState("a", 10, 3), 5)
+    scheduler.accept(SequenceState("b", 10, 3), 9)
+    while (step := scheduler.next_step()) is not None:
+        scheduler.complete(step)
+    assert scheduler.pool.num_free == 20

@@ -156,7 +156,7 @@ def build_engine(
     tokens = MOST_SEQUENCE_TOKENS
     if model.spec.positions == "learned":
         tokens = min(tokens, model.spec.vectors.position_rows)
-    engine = build_serving_engine(
+    return build_serving_engine(
         model.spec,
         device,
         cache_tokens=num_blocks * options.block_tokens,
@@ -164,6 +164,5 @@ def build_engine(
         capacity_tokens=tokens,
         settings=settings,
         weights=model.weights,
+        reuse=options.reuse,
     )
-    engine.scheduler.pool.reuse = options.reuse
-    return engine

@@ -7,6 +7,7 @@ decode and steps that mix them; `Engine` takes it with one block of cache a sequ
 from prefill_decode.engine.contention_runner import Arrival, ContentionRunner
 from prefill_decode.engine.engine import Engine, SequenceChunk
 from prefill_decode.engine.exactness import (
+    arrival_differences,
     batching_differences,
     chunking_differences,
     scoring_differences,
@@ -38,6 +39,7 @@ __all__ = [
     "SequenceChunk",
     "ServingEngine",
     "StepRunner",
+    "arrival_differences",
     "batching_differences",
     "build_serving_engine",
     "choose_dtypes",

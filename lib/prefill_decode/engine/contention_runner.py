@@ -3,8 +3,8 @@
 An episode begins with every stream waiting for its next token. A prompt arrives, the scheduler
 fits it in beside them, and the episode ends with the prompt's first token; in one without a prompt
 the streams only decode. It runs on the serving engine, with its scheduler, blocks and sampling.
-What is timed is the whole episode, which is the prompt's TTFT, and inside it every gap between two
-tokens of a stream: all streams get their tokens in the same steps, so their gaps are alike.
+Every run of one notes the prompt's TTFT and the gaps between two tokens of a stream: all streams
+get their tokens in the same steps, so their gaps are alike. The next run is prepared after that.
 
 Ignores: receiving a prompt and sending a token. The streams' cache is noise, as if it had been
          computed before."""
@@ -47,8 +47,8 @@ class ContentionRunner:
     """One engine, and an episode ready to run for each of `arrivals`; None: nobody arrives.
 
     `schedules` holds the chunks of every step, as the scheduler chooses them, before anything has
-    run. Every run of an episode notes its gaps in `noted_s`, under the names that `worst_gap` and
-    `median_gap` give.
+    run. Every run of an episode notes its times in `noted_s`, under the names that `worst_gap`,
+    `median_gap` and `ttft` give.
     """
 
     def __init__(
@@ -95,6 +95,10 @@ class ContentionRunner:
     @staticmethod
     def median_gap(name: str) -> str:
         return f"{name}: median gap"
+
+    @staticmethod
+    def ttft(name: str) -> str:
+        return f"{name}: TTFT"
 
     @property
     def heaviest(self) -> dict[str, list[Chunk]]:
@@ -146,11 +150,16 @@ class ContentionRunner:
                 now_s = time.perf_counter()
                 gaps_s.append(now_s - last_s)
                 last_s = now_s
-            self.noted_s.setdefault(self.worst_gap(name), []).append(max(gaps_s))
-            self.noted_s.setdefault(self.median_gap(name), []).append(median(gaps_s))
+            self._note(self.worst_gap(name), max(gaps_s))
+            self._note(self.median_gap(name), median(gaps_s))
+            if arrival is not None:
+                self._note(self.ttft(name), sum(gaps_s))
             ready.append(self._prepared(arrival))
 
         return run
+
+    def _note(self, name: str, time_s: float) -> None:
+        self.noted_s.setdefault(name, []).append(time_s)
 
     def _prepared(self, arrival: Arrival | None) -> ServingEngine:
         serving = self._begin(arrival)
@@ -161,7 +170,8 @@ class ContentionRunner:
     def _begin(self, arrival: Arrival | None) -> ServingEngine:
         """The streams, each with its context in the cache but for the last token."""
         chunk_tokens = arrival.most_chunk_tokens if arrival else 1
-        serving = ServingEngine(self.engine, beside_streams(self.streams, chunk_tokens))
+        settings = beside_streams(self.streams, chunk_tokens)
+        serving = ServingEngine(self.engine, settings, reuse=False)
         for index in range(self.streams):
             serving.accept(f"stream {index}", self._ids(None), self.most_steps, self._cached())
         return serving

@@ -18,13 +18,16 @@ import torch
 from torch import Tensor
 
 from prefill_decode.engine.engine import Engine, SequenceChunk
+from prefill_decode.engine.paged_engine import PagedEngine, PlacedChunk
 from prefill_decode.model_spec import ModelSpec
+from prefill_decode.scheduling import rehearse_arrival
 
 NUM_SAMPLES = 8  # enough for an interval, few enough for it to hold them all
 NUM_SEQUENCES = 4
 BLOCK_TOKENS = 16  # of the cache that is corrupted
 CONTEXT_TOKENS, SCORED_TOKENS = 40, 12  # more than two blocks, and a chunk on top
 WINDOW_TOKENS = 44
+PAGE_TOKENS, PAGES = 16, 6  # of a block, and blocks of a sequence: room for all that runs here
 CHUNK_TOKENS = (1, 1, 2, 5, 16)  # lengths that a prompt is cut into, drawn at random
 
 Sample = Callable[[Engine, random.Random], float]
@@ -43,6 +46,12 @@ def scoring_differences(model: ModelSpec, seed: int = 0) -> list[float]:
 def batching_differences(model: ModelSpec, seed: int = 0) -> list[float]:
     """Sequences of unlike lengths in one step against each of them alone."""
     return _samples(_batching_difference, model, seed)
+
+
+def arrival_differences(model: ModelSpec, seed: int = 0) -> list[float]:
+    """A prompt read in pieces beside sequences that decode, in scattered blocks and by the steps
+    that the scheduler chooses, against the prompt alone in one piece."""
+    return _samples(_arrival_difference, model, seed)
 
 
 def _samples(sample: Sample, model: ModelSpec, seed: int) -> list[float]:
@@ -105,6 +114,41 @@ def _batching_difference(engine: Engine, dice: random.Random) -> float:
         engine, slot, sequences[slot][-1], batched[slot : slot + 1], dice
     )
     return _share(_largest(batched, torch.cat(alone)), corrupted)
+
+
+def _arrival_difference(engine: Engine, dice: random.Random) -> float:
+    """The slots of `engine` lend their weights; the cache is one of blocks."""
+    streams, context = 2, 10
+    piece = dice.choice(CHUNK_TOKENS)
+    prompt = _token_ids(engine, CONTEXT_TOKENS, dice)
+    others = [_token_ids(engine, 2 * CONTEXT_TOKENS, dice) for _ in range(streams)]
+    paged = PagedEngine(
+        engine.model,
+        num_blocks=(streams + 2) * PAGES,
+        block_tokens=PAGE_TOKENS,
+        capacity_tokens=PAGES * PAGE_TOKENS,
+        weights=engine.weights,
+    )
+    blocks = dice.sample(range(paged.cache.num_blocks), paged.cache.num_blocks)
+    tables = [blocks[i * PAGES : (i + 1) * PAGES] for i in range(streams + 2)]
+    *theirs, mine, spare = tables
+    for ids, table in zip(others, theirs, strict=True):
+        paged.forward([PlacedChunk(ids[: context - 1], 0, table)])
+    for step in rehearse_arrival(len(prompt), piece, streams, context):
+        *decodes, chunk = step
+        placed = [
+            PlacedChunk(ids[one.cached_tokens :][:1], one.cached_tokens, table)
+            for one, ids, table in zip(decodes, others, theirs, strict=True)
+        ]
+        new = prompt[chunk.cached_tokens :][: chunk.new_tokens]
+        pieced = paged.forward([*placed, PlacedChunk(new, chunk.cached_tokens, mine)])[-1:]
+    difference = _largest(pieced, paged.forward([PlacedChunk(prompt, 0, spare)]))
+    layer, block = dice.randrange(paged.model.num_layers), mine[0]
+    generator = torch.Generator().manual_seed(dice.randrange(2**31))
+    for tensor in (paged.cache.keys[layer], paged.cache.values[layer]):
+        tensor[block].normal_(std=float(tensor[block].std()), generator=generator)
+    noisy = paged.forward([PlacedChunk(prompt[-1:], len(prompt) - 1, mine)])
+    return _share(difference, _largest(noisy, pieced))
 
 
 def _difference_of_a_corrupted_block(

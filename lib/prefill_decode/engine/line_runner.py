@@ -40,14 +40,13 @@ class LineRunner:
         self.steps = {name: self._served(line) for name, line in lines.items()}
 
     def _served(self, line: Line) -> Callable[[], int]:
-        """The whole line; returns how many steps it took. Every prompt is another one, so that
-        none is found in the cache."""
+        """The whole line; returns how many steps it took. No prompt is found in the cache."""
         vocab_size, count = self.engine.model.vocab_size, len(line.output_tokens)
         shape = (count, line.prompt_tokens)
         prompts = torch.randint(vocab_size, shape, generator=self.generator).tolist()
 
         def run() -> int:
-            serving = ServingEngine(self.engine, line.settings)
+            serving = ServingEngine(self.engine, line.settings, reuse=False)
             for index, (prompt, tokens) in enumerate(zip(prompts, line.output_tokens, strict=True)):
                 serving.submit(str(index), prompt, tokens)
             while serving.has_work:

@@ -63,10 +63,13 @@ class ServingState:
 class ServingEngine:
     """One engine and one scheduler over the same blocks. Not safe for several threads."""
 
-    def __init__(self, engine: PagedEngine, settings: SchedulerSettings | None = None) -> None:
+    def __init__(
+        self, engine: PagedEngine, settings: SchedulerSettings | None = None, reuse: bool = True
+    ) -> None:
+        """`reuse`: whether a prompt may share blocks that hold how it begins."""
         cache = engine.cache
         self.engine = engine
-        self.scheduler = Scheduler(BlockPool(cache.num_blocks, cache.block_tokens), settings)
+        self.scheduler = Scheduler(BlockPool(cache.num_blocks, cache.block_tokens, reuse), settings)
         self.capacity_tokens = engine.capacity_tokens
         self._answers: dict[str, dict[int, SequenceState]] = {}
         self._asked: dict[SequenceState, tuple[str, int, Sampling]] = {}
@@ -248,6 +251,7 @@ def build_serving_engine(
     capacity_tokens: int | None = None,
     settings: SchedulerSettings | None = None,
     weights: Weights | None = None,
+    reuse: bool = True,
     seed: int = 0,
 ) -> ServingEngine:
     """An engine with room for `cache_tokens` in all, and in one sequence for `capacity_tokens`
@@ -267,4 +271,4 @@ def build_serving_engine(
         weights=weights,
         seed=seed,
     )
-    return ServingEngine(engine, settings)
+    return ServingEngine(engine, settings, reuse)

@@ -13,8 +13,8 @@ from prefill_decode.plots.svg import BLUE, INK, ORANGE, Figure, as_figure, canva
 from prefill_decode.plots.tables import Text, format_interval_s, table
 from prefill_decode.plots.tables import closing as timer_says
 from prefill_decode.request import RequestRecord
-from prefill_decode.serving_metrics import gaps_s, itl_s, stall_s
-from prefill_decode.units import MS, format_seconds
+from prefill_decode.serving_metrics import gaps_s, itl_s
+from prefill_decode.units import MS, format_seconds, format_significant
 
 
 def gaps_over_time(timelines: Mapping[str, Sequence[RequestRecord]]) -> Figure:
@@ -28,7 +28,7 @@ def gaps_over_time(timelines: Mapping[str, Sequence[RequestRecord]]) -> Figure:
         for axes, (name, records) in zip(panels[:, 0], timelines.items(), strict=True):
             streams, prompt = records[:-1], records[-1]
             _draw_gaps(axes, streams, prompt)
-            worst[name] = max(stall_s(stream) for stream in streams)
+            worst[name] = max(_worst_gap_s(stream, prompt) for stream in streams)
             usual = sorted(itl_s(streams))[len(itl_s(streams)) // 2]
             if len(timelines) > 1:
                 axes.set_title(f"{name}: at worst {format_seconds(worst[name])}", fontsize=10.5)
@@ -45,6 +45,14 @@ def gaps_over_time(timelines: Mapping[str, Sequence[RequestRecord]]) -> Figure:
         figure.supylabel("gap between two tokens (ms)", fontsize=10.5)
         figure.suptitle(title, x=0.02, ha="left", fontsize=11.5, fontweight="bold")
         return as_figure(figure, f"{title}. " + ". ".join(spoken) + ".")
+
+
+def _worst_gap_s(stream: RequestRecord, prompt: RequestRecord) -> float:
+    """The longest gap that ended between the prompt's arrival and its first token."""
+    ends_s = stream.event_times_s[1:]
+    first, last = prompt.request.arrival_s, prompt.event_times_s[0]
+    during = zip(ends_s, gaps_s(stream), strict=True)
+    return max(gap for end, gap in during if first <= end <= last)
 
 
 def _draw_gaps(axes: Any, streams: Sequence[RequestRecord], prompt: RequestRecord) -> None:
@@ -80,9 +88,12 @@ def price_of_chunks(
     worst = [times.time_s(gaps[length]) for length in lengths]
     ttft = [times.time_s(waits[length]) for length in lengths]
     best = best_chunk({n: interval.median for n, interval in zip(lengths, ttft, strict=True)})
-    title = f"Chunks of {best}: gaps short, and the prompt hardly later"
-    if best == lengths[-1]:
-        title = "Here every chunk delays the prompt"
+    shorter = times.ratio(gaps[lengths[-1]], over=gaps[best]).median
+    later = times.ratio(waits[best], over=waits[lengths[-1]]).median
+    title = (
+        f"Pieces of {best}: gap / {format_significant(shorter, 2)}, "
+        f"TTFT × {format_significant(later, 2)}"
+    )
     with canvas() as figure:
         axes = figure.subplots()
         least_ttft = [prices[length].ttft_s / MS for length in lengths]

@@ -125,6 +125,12 @@ class Scheduler:
                 "the last known token of a sequence is still to run: cached_tokens is below "
                 f"{sequence.known_tokens}; got {cached_tokens}"
             )
+        if not self.settings.cuts_prompts and cached_tokens < sequence.known_tokens - 1:
+            raise ValueError(
+                f"with policy {self.settings.policy!r} a sequence that was computed elsewhere has "
+                f"one token left to run; got {sequence.known_tokens - cached_tokens}: use policy "
+                "'chunked'"
+            )
         if self._places + 1 + len(sequence.forks) > self.settings.most_sequences:
             raise QueueFull(f"{self._places} sequences run, as many as may")
         sequence.blocks = self.pool.allocate(self.pool.blocks_for(sequence.known_tokens))
