@@ -1,8 +1,10 @@
 """`prefill-decode serve` as a user types it, mistakes included."""
 
+import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -50,6 +52,23 @@ def start(*words, **environment):
         text=True,
         env={**os.environ, **environment},
     )
+
+
+def test_an_event_does_not_wait_until_the_one_before_has_been_acknowledged():
+    async def sends_at_once():
+        async def accept(_, writer):
+            accepted.set_result(writer.get_extra_info("socket"))
+            writer.close()
+
+        accepted = asyncio.get_running_loop().create_future()
+        with bind("127.0.0.1", 0) as bound:
+            async with await asyncio.start_server(accept, sock=bound):
+                _, writer = await asyncio.open_connection(*bound.getsockname())
+                found = (await accepted).getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                writer.close()
+                return found
+
+    assert asyncio.run(sends_at_once())
 
 
 def test_it_serves_says_where_and_stops_when_told_with_exit_code_0(config):
