@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from prefill_decode import cli
+from prefill_decode.endpoint import starting
 from prefill_decode.endpoint.running import bind
 from prefill_decode.endpoint.starting import ServeOptions, build_engine, count_blocks, find_model
 from prefill_decode.measure import describe_machine
@@ -113,7 +114,13 @@ def test_it_serves_says_where_and_stops_when_told_with_exit_code_0(config):
         (["--max-sequences", "64", "--max-tokens-per-step", "32"], "most_sequences is"),
         (["--model", "laptop-254"], "did you mean laptop-254m?"),
         (["--model", "SMALL", "--memory-gb", "0.000001"], "room for one block"),
+        (["--model", "SMALL", "--memory-gb", "9e5"], "must fit beside the weights"),
+        (["--memory-gb", "1e300"], "a positive number of gigabytes"),
+        (["--model", "SMALL", "--blocks", "999999999"], "must fit beside the weights"),
         (["--model", "SMALL", "--dtype", "int3"], "int3"),
+        (["--model", "SMALL", "--dtype", ""], "dtype"),
+        (["--seed", "9" * 30], "from 0 to"),
+        (["--served-model-name", ""], "must be a printable text"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(words, message, config, capsys):
@@ -150,6 +157,18 @@ def test_the_cache_takes_what_memory_it_is_given(config):
     )
     assert (engine.capacity_tokens, engine.state().num_blocks) == (4 * 32, 4)
     assert not engine.scheduler.pool.reuse
+
+
+def test_a_port_that_is_taken_while_the_model_loads_is_one_sentence(config, capsys, monkeypatch):
+    with bind("127.0.0.1", 0) as rival:  # two sockets may have one port until one of them listens
+        find = starting.find_model
+        monkeypatch.setattr(starting, "find_model", lambda *a: (rival.listen(), find(*a))[1])
+        port = str(rival.getsockname()[1])
+        words = ["--model", str(config), "--port", port, "--blocks", "4", "--device", "cpu"]
+        assert cli.main(["serve", *words]) == 2
+    told = capsys.readouterr().err
+    assert f"another server took http://127.0.0.1:{port} while this one was loading" in told
+    assert told.count("\n") == 1
 
 
 def test_a_port_that_is_taken_is_said_before_anything_is_loaded(capsys):
