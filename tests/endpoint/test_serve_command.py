@@ -14,6 +14,8 @@ import torch
 import transformers
 
 from prefill_decode import cli
+from prefill_decode.cli import serving
+from prefill_decode.cli.parser import make_parser
 from prefill_decode.endpoint import starting
 from prefill_decode.endpoint.running import bind
 from prefill_decode.endpoint.starting import ServeOptions, build_engine, count_blocks, find_model
@@ -169,6 +171,19 @@ def test_a_port_that_is_taken_while_the_model_loads_is_one_sentence(config, caps
     told = capsys.readouterr().err
     assert f"another server took http://127.0.0.1:{port} while this one was loading" in told
     assert told.count("\n") == 1
+
+
+def test_a_server_whose_first_line_nobody_reads_serves_all_the_same(monkeypatch):
+    def start_and_say(options, say, complain):
+        say("ready")
+        return 0
+
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as unread:
+        monkeypatch.setattr(sys, "stdout", unread)
+        monkeypatch.setattr(starting, "start", start_and_say)
+        assert serving.serve(make_parser().parse_args(["serve"])) == 0  # no BrokenPipeError
 
 
 def test_a_port_that_is_taken_is_said_before_anything_is_loaded(capsys):

@@ -4,13 +4,19 @@ import argparse
 import os
 from math import inf
 
-from prefill_decode.cli.shared import checked_key, complain
+from prefill_decode.cli.shared import checked_key, complain, print_last
 from prefill_decode.scheduling import POLICIES
 
 KEY_VARIABLE = "PREFILL_DECODE_API_KEY"
 LARGEST_PORT = 65_535
 
 PARAMETERS = """\
+To talk to it:
+  curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{"model": "NAME", "messages": [{"role": "user", "content": "Hi"}]}'
+with NAME as the first line has it; or OpenAI's client with base_url="http://127.0.0.1:8000/v1" and
+any api_key. To measure it:  prefill-decode bench http://127.0.0.1:8000
+
 Parameters of a request to /v1/completions and /v1/chat/completions, as OpenAI has them: model,
 prompt or messages, max_tokens (max_completion_tokens), temperature, top_p, n, seed, stop, stream,
 stream_options (include_usage, continuous_usage_stats), logprobs, top_logprobs, user; beside these
@@ -44,7 +50,7 @@ def serve(options: argparse.Namespace) -> int:
             grace_s=options.grace,
             seed=options.seed,
         ),
-        say=lambda words: print(words, flush=True),
+        say=print_last,  # whoever started the server may not be reading
         complain=complain,
     )
 
