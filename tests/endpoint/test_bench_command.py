@@ -1,5 +1,6 @@
 """`prefill-decode bench` as a user types it, mistakes and Ctrl-C included."""
 
+import errno
 import json
 import os
 import signal
@@ -80,6 +81,14 @@ def test_a_server_that_is_not_there_is_one_sentence(capsys):
     [
         (["nowhere"], "a server's address is like"),
         (["http://h", "--ttft", "soon"], "soon"),
+        (["http://h", "--ttft", ""], "a duration must be"),
+        (["http://h", "--spread"], "for --trace"),
+        (["http://h", "--max-model-len", "9"], "for --trace"),
+        (["http://h", "--api-key", "a\nb"], "must be printable ASCII"),
+        (["http://h", "--rate", "1e5", "--duration", "1e308"], "at most 1000000 requests"),
+        (["http://h", "--rate", "1e-9", "--duration", "1"], "none arrives within 1 s"),
+        (["http://h", "--out", "/dev/null"], "--out is a file in a folder"),
+        (["http://h", "--out", "/proc/x"], "--out is a file in a folder"),
         (["http://h", "--prompt-ids"], "--api completions"),
         (["http://h", "--trace", "/none"], "No such file"),
         (["http://h", "--out", "/none/x"], "--out is a file in a folder"),
@@ -92,12 +101,48 @@ def test_what_cannot_be_run_is_one_sentence(words, told, capsys):
     assert shown.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", [["--rate", "0"], ["--rate", "nan"], ["--requests", "0"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--rate", "0"],
+        ["--rate", "nan"],
+        ["--requests", "0"],
+        ["--requests", "1000001"],
+        ["--concurrency", "999999999"],
+        ["--prompt-tokens", "999999999"],
+        ["--output-tokens", "9" * 5000],
+    ],
+)
 def test_options_out_of_range_are_refused(words, capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main(["bench", "http://h", *words])
     with pytest.raises(SystemExit, match="2"):
         cli.main(["bench", "http://h", "--rate", "1", "--concurrency", "1"])
+
+
+def test_a_full_disk_costs_the_file_and_not_the_report(stub, capsys, tmp_path, monkeypatch):
+    def full(path, text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("prefill_decode.results.write_atomically", full)
+    out = tmp_path / "requests.jsonl"
+    shown = run(stub, capsys, "--requests", "3", "--json", "--out", str(out), code=2)
+    assert json.loads(shown.out)["num_answered"] == 3
+    assert "--out was not written: No space left on device" in shown.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_without_a_list_of_models_says_why_there_is_none(capsys, serve):
+    server = serve(api_key="secret")
+    assert cli.main(["bench", server.url]) == 2
+    assert "(HTTP 401: the API key is missing" in capsys.readouterr().err
+
+
+def test_a_prompt_that_is_too_long_is_not_made_longer_by_a_failed_probe(capsys, serve):
+    server = serve()
+    words = ["--api", "completions", "--no-overhead", "--requests", "1", "--warmup", "0"]
+    assert cli.main(["bench", server.url, *words, "--prompt-tokens", "9000", "--prompt-ids"]) == 1
+    assert "a prompt of 9000 and" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -164,6 +164,17 @@ def test_what_is_no_address_is_refused(url):
         base_url(url)
 
 
+def test_an_address_with_a_password_is_refused_without_repeating_it():
+    with pytest.raises(ValueError, match="--api-key") as refused:
+        base_url("http://user:secret@h:8000")
+    assert "secret" not in str(refused.value)
+
+
+def test_a_closed_port_is_named_in_the_systems_words():
+    port = free_port()
+    assert exchange(port, "steady")[1].error.endswith(f"127.0.0.1:{port}: connection refused")
+
+
 def test_a_refusal_that_names_an_option_leaves_that_option_out():
     target = Target("http://h/v1", "m")
     fewer = target.without("HTTP 400: unknown field min_tokens")

@@ -55,6 +55,12 @@ def test_a_closed_loop_has_so_many_requests_under_way_and_no_more(stub):
     assert all(each.request.arrival_s <= each.sent_s for each in exchanges)
 
 
+def test_a_closed_loop_pauses_after_a_failure_instead_of_asking_as_fast_as_it_can(stub):
+    requests = endless_requests(20, 4)
+    exchanges, _ = loaded(stub, lambda load: load.closed_loop(requests, 2, 0.25), "http_500")
+    assert 2 <= len(exchanges) <= 6  # two streams, each at 0, 0.1 and 0.2 s
+
+
 def test_a_closed_loop_ends_with_its_time(stub):
     exchanges, _ = loaded(stub, lambda load: load.closed_loop(endless_requests(20, 4), 2, 0.15))
     assert exchanges

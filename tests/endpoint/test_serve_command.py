@@ -1,8 +1,10 @@
 """`prefill-decode serve` as a user types it, mistakes included."""
 
+import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -12,6 +14,9 @@ import torch
 import transformers
 
 from prefill_decode import cli
+from prefill_decode.cli import serving
+from prefill_decode.cli.parser import make_parser
+from prefill_decode.endpoint import starting
 from prefill_decode.endpoint.running import bind
 from prefill_decode.endpoint.starting import ServeOptions, build_engine, count_blocks, find_model
 from prefill_decode.measure import describe_machine
@@ -50,6 +55,23 @@ def start(*words, **environment):
         text=True,
         env={**os.environ, **environment},
     )
+
+
+def test_an_event_does_not_wait_until_the_one_before_has_been_acknowledged():
+    async def sends_at_once():
+        async def accept(_, writer):
+            accepted.set_result(writer.get_extra_info("socket"))
+            writer.close()
+
+        accepted = asyncio.get_running_loop().create_future()
+        with bind("127.0.0.1", 0) as bound:
+            async with await asyncio.start_server(accept, sock=bound):
+                _, writer = await asyncio.open_connection(*bound.getsockname())
+                found = (await accepted).getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                writer.close()
+                return found
+
+    assert asyncio.run(sends_at_once())
 
 
 def test_it_serves_says_where_and_stops_when_told_with_exit_code_0(config):
@@ -94,7 +116,13 @@ def test_it_serves_says_where_and_stops_when_told_with_exit_code_0(config):
         (["--max-sequences", "64", "--max-tokens-per-step", "32"], "most_sequences is"),
         (["--model", "laptop-254"], "did you mean laptop-254m?"),
         (["--model", "SMALL", "--memory-gb", "0.000001"], "room for one block"),
+        (["--model", "SMALL", "--memory-gb", "9e5"], "must fit beside the weights"),
+        (["--memory-gb", "1e300"], "a positive number of gigabytes"),
+        (["--model", "SMALL", "--blocks", "999999999"], "must fit beside the weights"),
         (["--model", "SMALL", "--dtype", "int3"], "int3"),
+        (["--model", "SMALL", "--dtype", ""], "dtype"),
+        (["--seed", "9" * 30], "from 0 to"),
+        (["--served-model-name", ""], "must be a printable text"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(words, message, config, capsys):
@@ -131,6 +159,31 @@ def test_the_cache_takes_what_memory_it_is_given(config):
     )
     assert (engine.capacity_tokens, engine.state().num_blocks) == (4 * 32, 4)
     assert not engine.scheduler.pool.reuse
+
+
+def test_a_port_that_is_taken_while_the_model_loads_is_one_sentence(config, capsys, monkeypatch):
+    with bind("127.0.0.1", 0) as rival:  # two sockets may have one port until one of them listens
+        find = starting.find_model
+        monkeypatch.setattr(starting, "find_model", lambda *a: (rival.listen(), find(*a))[1])
+        port = str(rival.getsockname()[1])
+        words = ["--model", str(config), "--port", port, "--blocks", "4", "--device", "cpu"]
+        assert cli.main(["serve", *words]) == 2
+    told = capsys.readouterr().err
+    assert f"another server took http://127.0.0.1:{port} while this one was loading" in told
+    assert told.count("\n") == 1
+
+
+def test_a_server_whose_first_line_nobody_reads_serves_all_the_same(monkeypatch):
+    def start_and_say(options, say, complain):
+        say("ready")
+        return 0
+
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as unread:
+        monkeypatch.setattr(sys, "stdout", unread)
+        monkeypatch.setattr(starting, "start", start_and_say)
+        assert serving.serve(make_parser().parse_args(["serve"])) == 0  # no BrokenPipeError
 
 
 def test_a_port_that_is_taken_is_said_before_anything_is_loaded(capsys):

@@ -10,10 +10,12 @@ from prefill_decode.cli.comparing import REMEASURED, compare, trust
 from prefill_decode.cli.measuring import book, doctor, list_claims, run, show_results
 from prefill_decode.cli.pricing import certify, model, show_hardware
 from prefill_decode.cli.serving import add_serve, serve
-from prefill_decode.cli.streaming import REQUESTS, bench, stream
+from prefill_decode.cli.streaming import MOST_REQUESTS, REQUESTS, bench, stream
 
 LARGEST_TOLERANCE = 10.0  # eleven-fold: beyond it no gate is left
 LARGEST_RATE_PER_S = 1e5
+MOST_STREAMS = 10_000  # each a connection
+MOST_TOKENS = 1_000_000  # of a prompt or an answer
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -195,7 +197,7 @@ def _add_bench(added: argparse.ArgumentParser) -> None:
         "--rate", type=_rate, metavar="R", help="open loop: so many requests/s, Poisson arrivals"
     )
     loop.add_argument(
-        "--concurrency", type=_positive_count, metavar="C", help="closed loop: so many streams (1)"
+        "--concurrency", type=_streams, metavar="C", help="closed loop: so many streams (1)"
     )
     loop.add_argument(
         "--trace",
@@ -211,17 +213,30 @@ def _add_bench(added: argparse.ArgumentParser) -> None:
         "--max-model-len", type=_positive_count, metavar="N", help="skip longer rows of the trace"
     )
     added.add_argument(
-        "--requests", type=_positive_count, metavar="N", help=f"at most ({REQUESTS}, or no limit)"
+        "--requests",
+        type=_requests,
+        metavar="N",
+        help=f"at most ({REQUESTS}; with --duration or --trace no limit)",
     )
     added.add_argument(
         "--duration", type=_positive_seconds, metavar="SECONDS", help="send for so long at most"
     )
-    added.add_argument("--prompt-tokens", type=_positive_count, default=128, metavar="P")
-    added.add_argument("--output-tokens", type=_positive_count, default=64, metavar="O")
+    added.add_argument(
+        "--prompt-tokens", type=_tokens, default=128, metavar="P", help="of each request (128)"
+    )
+    added.add_argument(
+        "--output-tokens", type=_tokens, default=64, metavar="O", help="likewise (64)"
+    )
     added.add_argument(
         "--prompt-ids", action="store_true", help="prompts of token ids, of the exact length"
     )
-    added.add_argument("--seed", type=int, default=0, help="of arrivals and prompts (0)")
+    added.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of arrivals and prompts; the same prompts again may be found in the server's prefix "
+        "cache: give each run another (0)",
+    )
     added.add_argument("--ttft", metavar="TIME", help="objective of goodput, such as 200ms")
     added.add_argument("--tpot", metavar="TIME", help="likewise")
     added.add_argument("--stall", metavar="TIME", help="likewise: the largest gap of an answer")
@@ -285,6 +300,26 @@ def _rate(text: str) -> float:
             f"a rate is a positive number of requests/s, up to {LARGEST_RATE_PER_S:g}; got {text!r}"
         )
     return value
+
+
+def _streams(text: str) -> int:
+    return _at_most(text, MOST_STREAMS)
+
+
+def _requests(text: str) -> int:
+    return _at_most(text, MOST_REQUESTS)
+
+
+def _tokens(text: str) -> int:
+    return _at_most(text, MOST_TOKENS)
+
+
+def _at_most(text: str, most: int) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:20]) <= most):
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number from 1 to {most}; got {text!r:.60}"
+        )
+    return int(text)
 
 
 def _positive_count(text: str) -> int:

@@ -2,14 +2,21 @@
 
 import argparse
 import os
+from math import inf
 
-from prefill_decode.cli.shared import complain
+from prefill_decode.cli.shared import checked_key, complain, print_last
 from prefill_decode.scheduling import POLICIES
 
 KEY_VARIABLE = "PREFILL_DECODE_API_KEY"
 LARGEST_PORT = 65_535
 
 PARAMETERS = """\
+To talk to it:
+  curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{"model": "NAME", "messages": [{"role": "user", "content": "Hi"}]}'
+with NAME as the first line has it; or OpenAI's client with base_url="http://127.0.0.1:8000/v1" and
+any api_key. To measure it:  prefill-decode bench http://127.0.0.1:8000
+
 Parameters of a request to /v1/completions and /v1/chat/completions, as OpenAI has them: model,
 prompt or messages, max_tokens (max_completion_tokens), temperature, top_p, n, seed, stop, stream,
 stream_options (include_usage, continuous_usage_stats), logprobs, top_logprobs, user; beside these
@@ -43,7 +50,7 @@ def serve(options: argparse.Namespace) -> int:
             grace_s=options.grace,
             seed=options.seed,
         ),
-        say=lambda words: print(words, flush=True),
+        say=print_last,  # whoever started the server may not be reading
         complain=complain,
     )
 
@@ -53,12 +60,7 @@ def _api_key(options: argparse.Namespace) -> str | None:
     key: str | None = options.api_key
     if key is None:
         key = os.environ.get(KEY_VARIABLE)
-    if key is not None and (not key.isascii() or not key.isprintable() or " " in key or not key):
-        raise ValueError(
-            f"an API key must be printable ASCII without spaces, and not empty; --api-key or "
-            f"{KEY_VARIABLE} has another"
-        )
-    return key
+    return checked_key(key, f"--api-key or {KEY_VARIABLE}")
 
 
 def add_serve(added: argparse.ArgumentParser) -> None:
@@ -79,9 +81,11 @@ def _add_model(added: argparse.ArgumentParser) -> None:
         "safetensors (default: a shipped model that suits the device)",
     )
     added.add_argument("--dtype", help="of weights and KV cache (default: the device's)")
-    added.add_argument("--served-model-name", metavar="NAME", help="(default: the model's own)")
     added.add_argument(
-        "--seed", type=int, default=0, help="of random weights and of seeds not given (0)"
+        "--served-model-name", type=_name, metavar="NAME", help="(default: the model's own)"
+    )
+    added.add_argument(
+        "--seed", type=_seed, default=0, help="of random weights and of seeds not given (0)"
     )
 
 
@@ -136,12 +140,12 @@ def _add_schedule(added: argparse.ArgumentParser) -> None:
     added.add_argument("--no-prefix-reuse", action="store_true", help="compute each prompt in full")
 
 
-def _number(text: str, least: float, rule: str) -> float:
+def _number(text: str, least: float, rule: str, below: float = inf) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not least <= value < float("inf"):
+    if not least <= value < below:
         raise argparse.ArgumentTypeError(f"must be {rule}; got {text!r:.60}")
     return value
 
@@ -151,7 +155,7 @@ def _seconds(text: str) -> float:
 
 
 def _gigabytes(text: str) -> float:
-    return _number(text, 1e-6, "a positive number of gigabytes")
+    return _number(text, 1e-6, "a positive number of gigabytes, below a million", 1e6)
 
 
 def _whole(text: str, least: int, most: int) -> int:
@@ -160,6 +164,16 @@ def _whole(text: str, least: int, most: int) -> int:
             f"must be a whole number from {least} to {most}; got {text!r:.60}"
         )
     return int(text)
+
+
+def _seed(text: str) -> int:
+    return _whole(text, 0, 2**63 - 1)
+
+
+def _name(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"must be a printable text, not empty; got {text!r:.60}")
+    return text
 
 
 def _port(text: str) -> int:

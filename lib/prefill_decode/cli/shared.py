@@ -29,6 +29,15 @@ def project_with_records(options: argparse.Namespace) -> "Project":
     return project
 
 
+def checked_key(key: str | None, where: str) -> str | None:
+    """An API key that a header can hold. ValueError naming `where` it came from, without it."""
+    if key is not None and (not key.isascii() or not key.isprintable() or " " in key or not key):
+        raise ValueError(
+            f"an API key must be printable ASCII without spaces, and not empty; {where} has another"
+        )
+    return key
+
+
 def printable(text: str) -> str:
     """Text in which no name of a file begins a line, moves the cursor or breaks strict JSON."""
     return "".join(

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from itertools import islice
@@ -15,6 +16,7 @@ from prefill_decode.cli.shared import (
     FINDING,
     FINE,
     INTERRUPTED,
+    checked_key,
     complain,
     print_json,
     print_last,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 REQUESTS = 100  # where neither their number nor a duration is given
+MOST_REQUESTS = 1_000_000
 PROGRESS_S = 5.0  # between two lines, where no terminal shows them
 
 
@@ -105,8 +108,7 @@ def bench(options: argparse.Namespace) -> int:
         found = asyncio.run(run_bench(plan, progress))
     finally:
         progress.end()
-    if options.out is not None:
-        _write_exchanges(options.out, found)
+    unwritten = _write_exchanges(options.out, found)
     if found.interrupted:
         print("prefill-decode: interrupted; what had ended is kept", file=sys.stderr)
     if not found.exchanges:
@@ -117,6 +119,8 @@ def bench(options: argparse.Namespace) -> int:
         print_json(document)
     else:
         print_last(printable_lines(table(found, objectives)))
+    if unwritten is not None:  # the report must not be lost with the file
+        raise unwritten
     if found.interrupted:
         return INTERRUPTED
     if document["num_answered"] == 0:
@@ -155,7 +159,8 @@ def _objectives(options: argparse.Namespace) -> "Objectives":
     from prefill_decode.serving_metrics import Objectives
 
     given = {"ttft_s": options.ttft, "tpot_s": options.tpot, "stall_s": options.stall}
-    return Objectives(**{name: parse_duration(text) for name, text in given.items() if text})
+    asked = {name: text for name, text in given.items() if text is not None}
+    return Objectives(**{name: parse_duration(text) for name, text in asked.items()})
 
 
 def _plan(options: argparse.Namespace) -> "Plan":
@@ -163,11 +168,16 @@ def _plan(options: argparse.Namespace) -> "Plan":
 
     if options.prompt_ids and options.api != "completions":
         raise ValueError("--prompt-ids is for --api completions: a chat holds text")
+    if options.trace is None and (options.spread or options.max_model_len is not None):
+        raise ValueError("--spread and --max-model-len are for --trace, which is not given")
     common = {
         "url": options.url,
         "model": options.model,
         "api": options.api,
-        "api_key": options.api_key or os.environ.get("OPENAI_API_KEY"),
+        "api_key": checked_key(
+            options.api_key or os.environ.get("OPENAI_API_KEY") or None,
+            "--api-key or OPENAI_API_KEY",
+        ),
         "timeout_s": options.timeout,
         "seed": options.seed,
         "prompt_ids": options.prompt_ids,
@@ -205,7 +215,12 @@ def _load(options: argparse.Namespace) -> dict[str, Any]:
             "duration_s": options.duration or inf,
         }
     arrivals_s = poisson_arrivals(options.rate, number or _enough(options), options.seed)
-    arrivals_s = [s for s in arrivals_s if s < (options.duration or inf)] or arrivals_s[:1]
+    arrivals_s = [s for s in arrivals_s if s < (options.duration or inf)]
+    if not arrivals_s:
+        raise ValueError(
+            f"at {options.rate:g} requests/s none arrives within {options.duration:g} s; give a "
+            "longer --duration"
+        )
     prompts = fixed_lengths(prompt, len(arrivals_s))
     requests = make_requests(arrivals_s, prompts, fixed_lengths(output, len(arrivals_s)))
     return {
@@ -219,6 +234,10 @@ def _load(options: argparse.Namespace) -> dict[str, Any]:
 def _enough(options: argparse.Namespace) -> int:
     """So many arrivals that their last one comes after the duration."""
     expected = options.rate * options.duration
+    if expected > MOST_REQUESTS:
+        raise ValueError(
+            f"a run plans at most {MOST_REQUESTS} requests; --rate x --duration is {expected:g}"
+        )
     return int(expected + 10 * expected**0.5 + 20)
 
 
@@ -239,13 +258,28 @@ def _traced(options: argparse.Namespace) -> tuple[list["Request"], dict[str, Any
 
 def _check_out(path: Path | None) -> None:
     """A file that cannot be written is known before the run, not after it."""
-    if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+    if path is None:
+        return
+    try:
+        usable = path.is_file() or not path.exists()  # a device would be replaced by a file
+        if usable:
+            tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError:
+        usable = False
+    if not usable:
         raise ValueError(f"--out is a file in a folder that can be written to; got {path}")
 
 
-def _write_exchanges(path: Path, found: "Bench") -> None:
+def _write_exchanges(path: Path | None, found: "Bench") -> OSError | None:
+    """Why the file could not be written, if it could not."""
+    if path is None:
+        return None
     from prefill_decode.endpoint.bench_report import exchange_line
     from prefill_decode.results import write_atomically
 
     lines = (json.dumps(exchange_line(each), allow_nan=False) for each in found.exchanges)
-    write_atomically(path, "".join(f"{line}\n" for line in lines))
+    try:
+        write_atomically(path, "".join(f"{line}\n" for line in lines))
+    except OSError as error:
+        return OSError(error.errno, f"--out was not written: {error.strerror}", str(path))
+    return None

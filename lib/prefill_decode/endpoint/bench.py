@@ -34,6 +34,7 @@ from prefill_decode.request import Request
 
 HOPELESS = (401, 403, 404)  # a wrong key or name: every request would meet it
 MOST_REFUSALS = 6
+MOST_PROBE_WORDS = 500  # a word has several tokens where the model knows only bytes
 
 
 @dataclass(frozen=True)
@@ -112,11 +113,14 @@ async def reached(session: aiohttp.ClientSession, plan: Plan, notes: list[str]) 
     """The plan's server and model, the first it lists where none is named. ValueError if there
     is none."""
     target = Target(base_url(plan.url), plan.model or "", plan.api, plan.timeout_s, plan.api_key)
-    models = await served_models(session, target)
+    models, why = await served_models(session, target)
     if plan.model is not None:
         return target
     if not models:
-        raise ValueError(f"{plan.url} lists no models: name one with --model")
+        raise ValueError(
+            f"{target.base_url}/models lists no models ({why or 'the list is empty'}); is the "
+            "address right? If it is, name one with --model"
+        )
     if len(models) > 1:
         notes.append(f"the server lists {len(models)} models; this is the first, {models[0]}")
     return replace(target, model=models[0])
@@ -126,16 +130,16 @@ async def probed(
     session: aiohttp.ClientSession, target: Target, plan: Plan, notes: list[str]
 ) -> tuple[Target, Prompts]:
     """The options the server takes, and prompts of the lengths it counts."""
+    probed = min(plan.prompt_tokens, MOST_PROBE_WORDS)
     if plan.prompt_ids:
         ids, learnt = Prompts(plan.seed, ids=True), list[str]()
-        fewer, answer = await _accepted(session, target, ids, plan.prompt_tokens, learnt)
+        fewer, answer = await _accepted(session, target, ids, probed, learnt)
         if answer.failure is None:
             notes += learnt
             return fewer, ids
         notes.append(f"the server takes no prompt of token ids ({answer.failure}): words are sent")
-    words = plan.prompt_tokens
     counts: list[tuple[int, int]] = []
-    for num_words in (words, max(1, words // 2)):
+    for num_words in (probed, max(1, probed // 2)):
         target, answer = await _accepted(session, target, Prompts(plan.seed), num_words, notes)
         result = await parsed(answer, 1)
         if not result.success or not result.prompt_tokens:

@@ -13,6 +13,8 @@ Failed:  any status but 200, an answer that is no stream of events, and whatever
 
 import asyncio
 import json
+import os
+import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -108,6 +110,11 @@ def base_url(url: str) -> str:
         known = False
     if not known or parts.query or parts.fragment:
         raise ValueError(f"a server's address is like http://127.0.0.1:8000; got {url!r}")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError(  # it would stand in every report
+            "an address has no user and no password here; a key goes into --api-key or "
+            "OPENAI_API_KEY"
+        )
     path = parts.path.rstrip("/")
     for end in PATHS.values():
         path = path.removesuffix(end)
@@ -122,21 +129,27 @@ def open_session() -> aiohttp.ClientSession:
     )
 
 
-async def served_models(session: aiohttp.ClientSession, target: Target) -> list[str]:
-    """The names that the server lists; none if it lists nothing that can be read.
+async def served_models(
+    session: aiohttp.ClientSession, target: Target
+) -> tuple[list[str], str | None]:
+    """The names that the server lists, and why there are none.
 
     ValueError if it cannot be reached."""
     url = target.base_url + "/models"
     try:
         async with asyncio.timeout(PROBE_S), session.get(url, headers=target.headers) as response:
             content = await response.content.read(MOST_MESSAGE_BYTES)
+            status = response.status
     except TimeoutError as error:
         raise ValueError(f"{url}: no answer within {PROBE_S:g} s") from error
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise ValueError(f"{url}: {described(error)}; is the server running?") from error
+    if status != 200:
+        message = error_message(event_data(content))
+        return [], f"HTTP {status}" + (f": {message[:MOST_MESSAGE]}" if message else "")
     with suppress(ValueError, RecursionError, TypeError, KeyError):
-        return [str(model["id"]) for model in json.loads(content)["data"]]
-    return []
+        return [str(model["id"]) for model in json.loads(content)["data"]], None
+    return [], "the answer is no list of models"
 
 
 async def send(session: aiohttp.ClientSession, target: Target, body: bytes) -> Answer:
@@ -191,8 +204,7 @@ def described(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return f"the certificate of {error.host} is not trusted"
     if isinstance(error, aiohttp.ClientConnectorError):
-        reason = error.os_error.strerror or str(error.os_error)
-        return f"no connection to {error.host}:{error.port}: {reason.lower()}"
+        return f"no connection to {error.host}:{error.port}: {_reason(error.os_error)}"
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return "the server closed the connection before it answered"
     if isinstance(error, aiohttp.ClientPayloadError):
@@ -200,8 +212,17 @@ def described(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientResponseError):
         return f"the answer is no HTTP: {' '.join(error.message.split())[:MOST_MESSAGE]}"
     if isinstance(error, OSError) and error.strerror:
-        return f"the connection failed: {error.strerror.lower()}"
+        return f"the connection failed: {_reason(error)}"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:MOST_MESSAGE]}"
+
+
+def _reason(error: OSError) -> str:
+    """The system's own words: asyncio has others, with the address in them."""
+    if isinstance(error, ssl.SSLError):
+        return "it speaks no TLS; is it http:// instead of https://?"
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    return (error.strerror or str(error)).lower()
 
 
 async def parsed(answer: Answer, max_tokens: int, observe: Observer | None = None) -> StreamResult:

@@ -2,7 +2,9 @@
 
     open     every request has a time to be sent, fixed in advance, and is sent then, however many
              are still waiting: what users do who know nothing of each other
-    closed   so many streams, each of which sends its next request when its last one has ended
+    closed   so many streams, each of which sends its next request when its last one has ended;
+             one that failed is followed after a pause, or a server that is gone, or full, would be
+             asked as fast as this client can
 
 In a closed loop a slow server is asked less often, so its queue never shows. In an open one a
 latency also counts from when a request should have been sent: a client that sends late because it
@@ -27,6 +29,7 @@ from prefill_decode.event_stream import StreamResult
 from prefill_decode.request import Request
 
 WATCHED_S = 0.25  # between two looks at the progress
+PAUSE_S = 0.1  # of a stream whose request failed
 T = TypeVar("T")
 
 
@@ -98,6 +101,8 @@ class Load:
                 cut -= 1
                 request = replace(request, arrival_s=now_s)
                 parsing.append(asyncio.create_task(self._parse(request, answer)))
+                if answer.failure is not None:
+                    await asyncio.wait({stopped}, timeout=PAUSE_S)
 
         stopped = asyncio.create_task(self.stop.wait())
         streams = [asyncio.create_task(stream()) for _ in range(concurrency)]

@@ -29,7 +29,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def bind(host: str, port: int) -> socket.socket:
     """A socket that is bound and does not listen yet. ValueError if the address is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family)
+    # asyncio sends small writes at once only where the protocol is named: else each event waits
+    # until the one before has been acknowledged, which the reader's system may put off for 40 ms
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     try:
@@ -126,7 +128,13 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except OSError as error:
+            where = url_of(sockets[0]) if sockets else "the address"
+            raise ValueError(
+                f"another server took {where} while this one was loading: {error}"
+            ) from error
         self.ready()
 
 

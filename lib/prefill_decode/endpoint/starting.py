@@ -125,19 +125,28 @@ def _shape(options: ServeOptions, machine: Machine) -> ModelSpec:
         cache_bytes = machine.last_level_cache_bytes or 0
         spec = choose_model(name, machine.device, cache_bytes, machine.memory_bytes)
         return spec if options.dtype is None else spec.with_dtype(options.dtype)
-    return hf_config.find(name, options.dtype or ("float32" if machine.device == "cpu" else None))
+    dtype = options.dtype
+    if dtype is None and machine.device == "cpu":
+        dtype = "float32"
+    return hf_config.find(name, dtype)
 
 
 def count_blocks(options: ServeOptions, spec: ModelSpec, machine: Machine) -> int:
-    """Blocks of the KV cache. ValueError if not one fits."""
-    if options.num_blocks is not None:
-        return options.num_blocks
+    """Blocks of the KV cache. ValueError if not one fits, or if they do not fit this machine."""
     block_bytes = spec.kv_bytes_kept_by_engine(options.block_tokens)
-    if options.memory_gb is not None:
+    weight_bytes = spec.weight_bytes * copies_of_weights(machine.device, spec.dtype)
+    left_bytes = machine.memory_bytes - weight_bytes
+    if options.num_blocks is not None:
+        room_bytes = float(options.num_blocks * block_bytes)
+    elif options.memory_gb is not None:
         room_bytes = options.memory_gb * GB
     else:
-        weight_bytes = spec.weight_bytes * copies_of_weights(machine.device, spec.dtype)
-        room_bytes = SHARE_OF_MEMORY * (machine.memory_bytes - weight_bytes)
+        room_bytes = SHARE_OF_MEMORY * left_bytes
+    if room_bytes > max(left_bytes, 0.0):
+        raise ValueError(
+            f"the cache must fit beside the weights, into {format_bytes(max(0.0, left_bytes))}; "
+            f"got {format_bytes(room_bytes)}: it takes less --memory-gb or --blocks"
+        )
     if room_bytes < block_bytes:
         raise ValueError(
             f"the cache needs room for one block, {format_bytes(block_bytes)}; got "
