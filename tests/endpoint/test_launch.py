@@ -188,7 +188,7 @@ def test_a_process_that_cannot_be_seen_is_an_error_because_its_work_looks_like_o
 def test_processor_time_counts_this_process_the_servers_and_their_children():
     burn = "import time\nwhile time.process_time() < 0.4: pass\n"
     code = f"import subprocess, sys\n{burn}subprocess.run([sys.executable, '-c', '''{burn}"
-    code += "print(1, flush=True)\nsys.stdin.read()'''])"
+    code += "import sys\nprint(1, flush=True)\nsys.stdin.read()'''])"
     words = [sys.executable, "-c", code]
     before_s = processor_time_s([]) - time.process_time()
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
