@@ -127,7 +127,7 @@ class CompletionRequest(GenerationRequest):
             raise refuse("prompt", f"prompt must have from 1 to {MOST_PROMPTS} entries; got 0")
         if isinstance(self.prompt[0], int):
             return [self.prompt]
-        return self.prompt  # type: ignore[return-value]
+        return self.prompt
 
 
 class TextPart(Strict):
