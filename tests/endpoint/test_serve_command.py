@@ -135,7 +135,6 @@ def test_the_cache_takes_what_memory_it_is_given(config):
 
 def test_a_port_that_is_taken_is_said_before_anything_is_loaded(capsys):
     with bind("127.0.0.1", 0) as taken:
-        taken.listen()
         port = taken.getsockname()[1]
         assert cli.main(["serve", "--port", str(port), "--model", "nonsense"]) == 2
     assert f"must be an address that is free; got 127.0.0.1, {port}" in capsys.readouterr().err

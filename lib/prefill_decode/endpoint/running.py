@@ -27,13 +27,15 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that is bound and does not listen yet. ValueError if the address is taken."""
+    """A socket that listens: who comes before the server is ready waits for it. ValueError if the
+    address is taken, which binding alone does not find out under SO_REUSEADDR."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     try:
         bound.bind((host, port))
+        bound.listen()
     except (OSError, OverflowError) as error:
         bound.close()
         raise ValueError(
