@@ -181,14 +181,17 @@ async def _generate(served: Served, request: Request, kind: type[GenerationReque
     try:
         service.check_open()
         work = await _read(served, request, kind)
-        most_behind = served.limits.most_tokens_behind if work.stream else None
-        stream = await service.open(work.submissions, work.answers, arrived_s, most_behind)
-    except ApiError:
-        service.metrics.requests.labels("refused").inc()
+        room = served.limits.most_tokens_behind * len(work.answers) if work.stream else None
+        stream = await service.open(work.submissions, work.answers, arrived_s, room)
+    except ApiError as error:
+        service.metrics.count_error(error.status)
         raise
     except ClientDisconnect:
         service.metrics.requests.labels("cancelled").inc()
         return GONE
+    except Exception:
+        service.metrics.count_error(500)
+        raise
     if work.stream:
         return EventResponse(service, stream, work.replies)
     try:
