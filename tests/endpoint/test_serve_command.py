@@ -188,7 +188,6 @@ def test_a_server_whose_first_line_nobody_reads_serves_all_the_same(monkeypatch)
 
 def test_a_port_that_is_taken_is_said_before_anything_is_loaded(capsys):
     with bind("127.0.0.1", 0) as taken:
-        taken.listen()
         port = taken.getsockname()[1]
         assert cli.main(["serve", "--port", str(port), "--model", "nonsense"]) == 2
     assert f"must be an address that is free; got 127.0.0.1, {port}" in capsys.readouterr().err

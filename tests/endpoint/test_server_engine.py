@@ -13,7 +13,7 @@ from prefill_decode.engine.paged_engine import PagedEngine, PlacedChunk
 from prefill_decode.engine.sampling import Sampling, sample
 from prefill_decode.engine.serving import ServingEngine
 from prefill_decode.model_spec import ModelSpec
-from prefill_decode.scheduling import SchedulerSettings
+from prefill_decode.scheduling import POLICIES, SchedulerSettings
 from tests.endpoint.conftest import MODEL
 from tests.endpoint.raw_http import connect, request
 
@@ -164,6 +164,19 @@ def test_clients_that_come_and_go_at_random_leave_every_block_free(server):
     server.assert_idle()
     assert server.metric("prefill_decode_waiting_sequences") == 0
     assert server.post("/v1/completions", prompt="x", max_tokens=2).status_code == 200
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_chat_of_no_given_length_fits_the_step_where_prompts_are_not_cut(serve, policy):
+    scheduling = SchedulerSettings(policy, most_tokens_per_step=64, most_sequences=4)
+    serving = ServingEngine(engine(weights=weights()), scheduling)
+    server = serve(serving, tokenizer=ByteTokenizer(SHAPE.vocab_size))
+    most = BLOCKS * BLOCK_TOKENS if scheduling.cuts_prompts else 64
+    say = [{"role": "user", "content": "say"}]
+    reply = server.post("/v1/chat/completions", messages=say, ignore_eos=True)
+    assert reply.json()["usage"]["total_tokens"] == most
+    (card,) = server.http.get("/v1/models").json()["data"]
+    assert card["max_model_len"] == most
 
 
 def test_a_step_that_fails_deep_in_the_engine_is_told(serve):

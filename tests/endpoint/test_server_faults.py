@@ -1,6 +1,7 @@
 """Clients that leave or read too slowly, and an engine that fails: nobody else is hurt, and every
 block comes back."""
 
+import asyncio
 import json
 import socket
 import struct
@@ -11,6 +12,9 @@ import pytest
 
 from prefill_decode.endpoint.doors import Limits
 from prefill_decode.endpoint.errors import ApiError
+from prefill_decode.endpoint.server_metrics import ServerMetrics
+from prefill_decode.endpoint.service import Cancel, Service, Submission, Submit
+from prefill_decode.engine.sampling import Sampling
 from tests.endpoint.conftest import MODEL, wait_until
 from tests.endpoint.fake_engine import FakeEngine
 from tests.endpoint.raw_http import ask, connect, read_all, read_reply, request
@@ -97,6 +101,15 @@ def test_a_reader_too_far_behind_is_cut_and_others_are_not(serve):
     slow.close()
 
 
+def test_a_stream_of_many_answers_may_have_as_many_tokens_waiting_for_each(serve):
+    engine = FakeEngine(tokens_per_step=20, pause_s=0.1)
+    server = serve(engine, limits=Limits(most_tokens_behind=45))
+    reply = server.post("/v1/completions", prompt="x", n=4, max_tokens=40, stream=True)
+    assert reply.text.endswith("data: [DONE]\n\n")
+    server.assert_idle()
+    assert server.outcomes("completed") == 1
+
+
 def test_a_reader_that_stands_still_is_cut(serve):
     limits = Limits(most_tokens_behind=10**9, stall_s=0.3)
     server = serve(FakeEngine(capacity_tokens=1_000_000, tokens_per_step=50), limits=limits)
@@ -144,6 +157,27 @@ def test_a_submission_that_fails_in_an_unknown_way_ends_the_engine_and_is_told(s
     reply = server.post("/v1/completions", prompt="x")
     assert (reply.status_code, reply.json()["error"]["code"]) == (500, "engine_failed")
     assert server.http.get("/health").status_code == 503
+    assert (server.outcomes("failed"), server.outcomes("refused")) == (1, 0)
+    assert server.post("/v1/completions", prompt="x").status_code == 503
+    assert (server.outcomes("failed"), server.outcomes("refused")) == (1, 1)
+
+
+def test_what_was_asked_before_the_end_is_settled_and_what_is_asked_after_is_refused():
+    async def settle():
+        service = Service(FakeEngine(), ServerMetrics())
+        service._loop = asyncio.get_running_loop()
+        before, after = (service._loop.create_future() for _ in range(2))
+        asked = Submission("a", [1], 5, Sampling(), frozenset(), 1)
+        for command in (Submit(asked, before), None, Cancel("a", None), Submit(asked, after)):
+            service._commands.put(command)
+        assert not service._obey([])
+        assert await asyncio.wait_for(before, 5) is None
+        assert not service.engine.has_work
+        with pytest.raises(ApiError) as caught:
+            await asyncio.wait_for(after, 5)
+        return caught.value
+
+    assert asyncio.run(settle()).code == "stopping"
 
 
 def test_what_the_engine_refuses_is_told_as_it_says_it(server):

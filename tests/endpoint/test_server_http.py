@@ -68,7 +68,7 @@ def test_a_whole_surrogate_pair_is_a_character(server):
     [
         ("/v1/completions", {"prompt": None}, "prompt", "a text, a list of texts"),
         ("/v1/completions", {"prompt": []}, "prompt", "from 1 to 128 entries; got 0"),
-        ("/v1/completions", {"prompt": ["x"] * 129}, "prompt", "from 1 to 128 entries; got 129"),
+        ("/v1/completions", {"prompt": ["x"] * 129}, "prompt", "lists from 1 to 128; got ['x',"),
         ("/v1/completions", {"prompt": ""}, "prompt", "needs at least one token"),
         ("/v1/completions", {"prompt": [[]]}, "prompt", "needs at least one token"),
         ("/v1/completions", {"prompt": [1, "x"]}, "prompt", "a list of token ids"),

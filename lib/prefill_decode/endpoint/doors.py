@@ -31,7 +31,7 @@ OPEN_PATHS = {"/health"}  # no key needed
 class Limits:
     most_body_bytes: int = 4_000_000
     most_connections: int = 2000
-    most_tokens_behind: int = 1000  # of a stream whose reader is slower than the engine
+    most_tokens_behind: int = 1000  # for each answer of a stream whose reader is too slow
     header_s: float = 10.0  # from a connection, or a request's first byte, to its last header
     body_s: float = 30.0
     keep_alive_s: int = 30

@@ -34,6 +34,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 Given = TypeVar("Given", bound="GenerationRequest")
+Entry = TypeVar("Entry")
+# Read up to its first wrong entry: a record of each of a million would cost gigabytes.
+List = Annotated[list[Entry], Field(fail_fast=True)]
+Prompts = Annotated[list[Entry], Field(fail_fast=True, max_length=MOST_PROMPTS)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 StopText = Annotated[str, Field(min_length=1, max_length=MOST_STOP_LETTERS)]
@@ -71,7 +75,7 @@ class GenerationRequest(Strict):
     seed: Int64 | None = Field(
         None, description="a whole number of 64 bits; drawn for each prompt if not given"
     )
-    stop: StopText | Annotated[list[StopText], Field(max_length=MOST_STOPS)] | None = Field(
+    stop: StopText | Annotated[List[StopText], Field(max_length=MOST_STOPS)] | None = Field(
         None,
         description=f"a text or up to {MOST_STOPS}, each of 1 to {MOST_STOP_LETTERS} characters",
     )
@@ -102,8 +106,9 @@ class GenerationRequest(Strict):
 
 
 class CompletionRequest(GenerationRequest):
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]] = Field(
-        description="a text, a list of texts, a list of token ids, or a list of such lists"
+    prompt: str | Prompts[str] | List[TokenId] | Prompts[List[TokenId]] = Field(
+        description="a text, a list of texts, a list of token ids, or a list of such lists; "
+        f"texts and lists from 1 to {MOST_PROMPTS}"
     )
     logprobs: int | None = Field(None, ge=0, le=5, description="a whole number from 0 to 5")
     best_of: Any = _unsupported("best_of", "1")
@@ -115,17 +120,14 @@ class CompletionRequest(GenerationRequest):
         return self.logprobs
 
     def prompts(self) -> list[str] | list[list[int]]:
-        """One entry a request to the engine. ValueError for none, or for too many."""
+        """One entry a request to the engine. ApiError 400 for none."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
+        if not self.prompt:
+            raise refuse("prompt", f"prompt must have from 1 to {MOST_PROMPTS} entries; got 0")
+        if isinstance(self.prompt[0], int):
             return [self.prompt]
-        if not 1 <= len(self.prompt) <= MOST_PROMPTS:
-            raise refuse(
-                "prompt",
-                f"prompt must have from 1 to {MOST_PROMPTS} entries; got {len(self.prompt)}",
-            )
-        return self.prompt  # type: ignore[return-value]
+        return self.prompt
 
 
 class TextPart(Strict):
@@ -135,7 +137,7 @@ class TextPart(Strict):
 
 class Message(Strict):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | List[TextPart]
 
     def plain(self) -> dict[str, str]:
         if isinstance(self.content, str):
@@ -144,7 +146,7 @@ class Message(Strict):
 
 
 class ChatRequest(GenerationRequest):
-    messages: list[Message] = Field(
+    messages: List[Message] = Field(
         min_length=1,
         description="a list of at least one message, each with the role system, developer, user or "
         "assistant and with content that is a text or a list of text parts",

@@ -27,7 +27,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that is bound and does not listen yet. ValueError if the address is taken."""
+    """A socket that listens: who comes before the server is ready waits for it. ValueError if the
+    address is taken, which binding alone does not find out under SO_REUSEADDR."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sends small writes at once only where the protocol is named: else each event waits
     # until the one before has been acknowledged, which the reader's system may put off for 40 ms
@@ -36,6 +37,7 @@ def bind(host: str, port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     try:
         bound.bind((host, port))
+        bound.listen()
     except (OSError, OverflowError) as error:
         bound.close()
         raise ValueError(

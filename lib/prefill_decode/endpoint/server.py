@@ -8,11 +8,11 @@ Ignores: everything else of OpenAI's interface; /openapi.json lists the paramete
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 from time import perf_counter, time
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -39,13 +39,12 @@ from prefill_decode.endpoint.service import AnswerStream, Service, Submission
 from prefill_decode.endpoint.tokenizer import Detokenizer, Tokenizer
 from prefill_decode.engine.sampling import Sampling
 
-LARGE_TEXT = 20_000  # letters, from which on reading one would hold up the event loop
+LARGE_BODY = 20_000  # bytes, from which on reading one would hold up the event loop
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "What is wrong with the request, in OpenAI's shape"},
     "5XX": {"description": "What is wrong with the server, in OpenAI's shape"},
 }
 GONE = Response(status_code=499)  # for a client that has left: nobody reads it
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -182,14 +181,17 @@ async def _generate(served: Served, request: Request, kind: type[GenerationReque
     try:
         service.check_open()
         work = await _read(served, request, kind)
-        most_behind = served.limits.most_tokens_behind if work.stream else None
-        stream = await service.open(work.submissions, work.answers, arrived_s, most_behind)
-    except ApiError:
-        service.metrics.requests.labels("refused").inc()
+        room = served.limits.most_tokens_behind * len(work.answers) if work.stream else None
+        stream = await service.open(work.submissions, work.answers, arrived_s, room)
+    except ApiError as error:
+        service.metrics.count_error(error.status)
         raise
     except ClientDisconnect:
         service.metrics.requests.labels("cancelled").inc()
         return GONE
+    except Exception:
+        service.metrics.count_error(500)
+        raise
     if work.stream:
         return EventResponse(service, stream, work.replies)
     try:
@@ -206,10 +208,16 @@ async def _read(served: Served, request: Request, kind: type[GenerationRequest])
     limits = served.limits
     announced = request.headers.get("content-length")
     body = await read_body(request.stream(), announced, limits.most_body_bytes, limits.body_s)
-    asked = parse(kind, await _aside(len(body), parse_json, body))
+    if len(body) < LARGE_BODY:
+        return _understood(served, kind, body)
+    return await asyncio.to_thread(_understood, served, kind, body)
+
+
+def _understood(served: Served, kind: type[GenerationRequest], body: bytes) -> Work:
+    """The work that a body asks for. It may take long, and touches nothing but its arguments."""
+    asked = parse(kind, parse_json(body))
     _check_model(served, asked.model)
-    prompts = await _prompts(served, asked)
-    return _work(served, asked, prompts)
+    return _work(served, asked, _prompts(served, asked))
 
 
 def _check_content_type(value: str | None) -> None:
@@ -229,28 +237,20 @@ def _check_model(served: Served, name: str) -> None:
         )
 
 
-async def _aside(size: int, function: Callable[..., Result], *arguments: Any) -> Result:
-    """What a function makes of much text is made in a thread: others are served meanwhile."""
-    if size < LARGE_TEXT:
-        return function(*arguments)
-    return await asyncio.to_thread(function, *arguments)
-
-
-async def _prompts(served: Served, asked: GenerationRequest) -> list[list[int]]:
+def _prompts(served: Served, asked: GenerationRequest) -> list[list[int]]:
     """The token ids of each prompt. ApiError 400 for ids that the model does not have."""
     tokenizer = served.tokenizer
     if isinstance(asked, ChatRequest):
         messages = [message.plain() for message in asked.messages]
-        size = sum(len(message["content"]) for message in messages)
         try:
-            return [await _aside(size, tokenizer.chat, messages)]
+            return [tokenizer.chat(messages)]
         except ValueError as error:
             raise refuse("messages", str(error)) from error
     assert isinstance(asked, CompletionRequest)
     prompts = []
     for prompt in asked.prompts():
         if isinstance(prompt, str):
-            prompt = await _aside(len(prompt), tokenizer.encode, prompt)
+            prompt = tokenizer.encode(prompt)
         elif max(prompt, default=0) >= tokenizer.vocab_size:
             most = tokenizer.vocab_size - 1
             raise refuse("prompt", f"token ids are from 0 to {most}; got {max(prompt)}")

@@ -3,9 +3,10 @@
 Each server has a registry of its own. Counts of tokens, steps and blocks are the engine's, as of
 its last step; times are those that the service takes.
 
-Counts:  requests by outcome: completed; cancelled (the client left, or read too slowly); failed
-         (the engine, or the server's end); refused (an answer of 4xx or 503).
-Ignores: the time from the server to the client: TTFT ends where the step ends that samples the
+Counts:  requests to the two routes that generate, by outcome: completed; cancelled (the client left,
+         or read too slowly); failed (an answer of 500, or one that the engine or the server's end
+         broke off); refused (an answer of 4xx or 503, before the engine had it).
+Ignores: requests that never reach those routes, for want of a key or under a foreign name; the time from the server to the client: TTFT ends where the step ends that samples the
          first token, and ITL is between such ends.
 """
 
@@ -57,6 +58,10 @@ class ServerMetrics(Collector):
     def watch(self, state: Callable[[], ServingState]) -> None:
         """Where the engine's counts come from."""
         self._state = state
+
+    def count_error(self, status: int) -> None:
+        """A request that ended with this status before its answers began."""
+        self.requests.labels("failed" if status == 500 else "refused").inc()
 
     def collect(self) -> Iterable[Metric]:
         if self._state is None:

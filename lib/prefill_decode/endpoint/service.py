@@ -124,6 +124,10 @@ class AnswerStream:
         answer.last_time_s = time_s
 
 
+def _stopping() -> ApiError:
+    return ApiError(503, "the server is stopping and takes no new requests", code="stopping")
+
+
 class Service:
     """The engine in its thread. All methods are called on the event loop, but those of the thread
     itself, which stand last."""
@@ -149,6 +153,7 @@ class Service:
 
     async def stop(self) -> None:
         """End the thread after its step. A step that hangs is left behind."""
+        self.stopping = True  # nothing is asked of the thread after this
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join, JOIN_S)
 
@@ -161,7 +166,7 @@ class Service:
         if self.failure is not None:
             raise ApiError(503, "the engine has failed and takes no requests", code="engine_failed")
         if self.stopping:
-            raise ApiError(503, "the server is stopping and takes no new requests", code="stopping")
+            raise _stopping()
 
     async def open(
         self,
@@ -260,20 +265,22 @@ class Service:
         """Do what was asked since the last step; wait for it if there is nothing else to do.
         False to stop. `pending` holds the submission under way, should the engine fail in it."""
         outcomes = []
+        stopped = False
         commands = [] if self.engine.has_work else [self._commands.get()]
         for command in [*commands, *self._drained()]:
             if command is None:
-                return False
-            if isinstance(command, Cancel):
+                stopped = True
+            elif isinstance(command, Cancel):
                 self.engine.cancel(command.request_id, command.answer)
-                continue
-            pending.append(command.accepted)
-            outcomes.append((command.accepted, self._refusal(command.submission)))
+            else:
+                pending.append(command.accepted)
+                refusal = _stopping() if stopped else self._refusal(command.submission)
+                outcomes.append((command.accepted, refusal))
         if outcomes:
             self._tell(self._settle, outcomes)
         pending.clear()
         self.state = self.engine.state()
-        return True
+        return not stopped
 
     def _drained(self) -> list[Submit | Cancel | None]:
         commands = []

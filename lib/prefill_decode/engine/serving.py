@@ -70,7 +70,7 @@ class ServingEngine:
         cache = engine.cache
         self.engine = engine
         self.scheduler = Scheduler(BlockPool(cache.num_blocks, cache.block_tokens, reuse), settings)
-        self.capacity_tokens = engine.capacity_tokens
+        self.capacity_tokens = self._most_tokens()
         self._answers: dict[str, dict[int, SequenceState]] = {}
         self._asked: dict[SequenceState, tuple[str, int, Sampling]] = {}
         self._steps = self._prompt_tokens = self._sampled_tokens = 0
@@ -160,6 +160,12 @@ class ServingEngine:
             preemptions=self.scheduler.num_preemptions,
         )
 
+    def _most_tokens(self) -> int:
+        """Of one prompt and its answer. Read again after a preemption, they run in one step where
+        prompts are not cut."""
+        settings, most = self.scheduler.settings, self.engine.capacity_tokens
+        return most if settings.cuts_prompts else min(most, settings.most_tokens_per_step)
+
     def _sample(self, step: ScheduledStep, logits: torch.Tensor) -> list[Sampled]:
         if not step.samples:
             return []
@@ -216,9 +222,10 @@ class ServingEngine:
         if not all(type(token) is int and 0 <= token < vocab_size for token in prompt_ids):
             raise ValueError(f"token ids are whole numbers from 0 to {vocab_size - 1}")
         total = len(prompt_ids) + max_output_tokens
-        if total - 1 > self.capacity_tokens:
+        most = self.engine.capacity_tokens
+        if total - 1 > most:
             raise ValueError(
-                f"a sequence may have {self.capacity_tokens} tokens in the cache; got a prompt of "
+                f"a sequence may have {most} tokens in the cache; got a prompt of "
                 f"{len(prompt_ids)} and {max_output_tokens} output tokens"
             )
 
