@@ -90,7 +90,8 @@ async def run_bench(plan: Plan, show: Callable[[Progress], None]) -> Bench:
         target, prompts = await _probed(session, target, plan, notes)
         overhead = None
         if plan.overhead:
-            overhead = await measure_overhead(plan.concurrency, plan.rate_per_s or 0.0)
+            rate_per_s = plan.rate_per_s or 0.0
+            overhead = await measure_overhead(plan.concurrency, rate_per_s, plan.prompt_tokens)
         warmup = await _warmed_up(session, target, prompts, plan)
         load = Load(session, target, prompts, Progress(plan.num_requests))
         with _stopped_by_signals(load.stop):

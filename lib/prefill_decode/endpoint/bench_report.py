@@ -74,6 +74,7 @@ def report(bench: Bench, objectives: Objectives = NO_OBJECTIVES) -> dict[str, An
         "num_answered": len(answered),
         "num_failed": len(exchanges) - len(answered),
         "num_cut_off": bench.num_cut,
+        "num_resent": sum(each.num_resent for each in exchanges),
         "num_ended_by_model": sum(_ended_by_model(each) for each in exchanges),
         "interrupted": bench.interrupted,
         "num_warmup": len(bench.warmup),
@@ -136,6 +137,7 @@ def exchange_line(exchange: Exchange) -> dict[str, Any]:
         "planned_s": request.arrival_s,
         "sent_s": exchange.sent_s,
         "ended_s": exchange.ended_s,
+        "num_resent": exchange.num_resent,
         "asked_prompt_tokens": request.prompt_tokens,
         "asked_output_tokens": request.output_tokens,
         **exchange.result.as_dict(),
@@ -149,6 +151,9 @@ def _notes(bench: Bench, answered: Sequence[RequestRecord], objectives: Objectiv
         held = set(EXTENSIONS) <= set(bench.target.optional)
         why = "though it was told to go on" if held else "which the server cannot be told not to"
         notes.append(f"in {ended} answers the model ended before the length asked, {why}")
+    resent = sum(each.num_resent for each in bench.exchanges)
+    if resent:
+        notes.append(f"{resent} times the server had closed a kept connection: sent on another")
     uncounted = sum(not record.tokens_counted for record in answered)
     if uncounted:
         notes.append(f"{uncounted} answers report no usage: their tokens and TPOT are unknown")
