@@ -163,6 +163,8 @@ def _plan(options: argparse.Namespace) -> "Plan":
 
     if options.prompt_ids and options.api != "completions":
         raise ValueError("--prompt-ids is for --api completions: a chat holds text")
+    if options.burstiness is not None and options.rate is None:
+        raise ValueError("--burstiness is of the arrivals that --rate makes; give a rate")
     common = {
         "url": options.url,
         "model": options.model,
@@ -182,7 +184,7 @@ def _load(options: argparse.Namespace) -> dict[str, Any]:
     from statistics import median
 
     from prefill_decode.endpoint.bench import endless_requests, mean_rate_per_s
-    from prefill_decode.workload import fixed_lengths, make_requests, poisson_arrivals
+    from prefill_decode.workload import fixed_lengths, make_requests
 
     if options.trace is not None:
         requests, trace = _traced(options)
@@ -204,7 +206,8 @@ def _load(options: argparse.Namespace) -> dict[str, Any]:
             "concurrency": options.concurrency or 1,
             "duration_s": options.duration or inf,
         }
-    arrivals_s = poisson_arrivals(options.rate, number or _enough(options), options.seed)
+    burstiness = 1.0 if options.burstiness is None else options.burstiness
+    arrivals_s = _arrivals_s(options.rate, number or _enough(options), burstiness, options.seed)
     arrivals_s = [s for s in arrivals_s if s < (options.duration or inf)] or arrivals_s[:1]
     prompts = fixed_lengths(prompt, len(arrivals_s))
     requests = make_requests(arrivals_s, prompts, fixed_lengths(output, len(arrivals_s)))
@@ -213,13 +216,25 @@ def _load(options: argparse.Namespace) -> dict[str, Any]:
         "num_requests": len(requests),
         "prompt_tokens": prompt,
         "rate_per_s": options.rate,
+        "burstiness": burstiness,
     }
+
+
+def _arrivals_s(rate_per_s: float, number: int, burstiness: float, seed: int) -> list[float]:
+    from prefill_decode.workload import constant_arrivals, gamma_arrivals, poisson_arrivals
+
+    if burstiness == 0:
+        return constant_arrivals(rate_per_s, number)
+    if burstiness == 1:
+        return poisson_arrivals(rate_per_s, number, seed)
+    return gamma_arrivals(rate_per_s, number, burstiness, seed)
 
 
 def _enough(options: argparse.Namespace) -> int:
     """So many arrivals that their last one comes after the duration."""
     expected = options.rate * options.duration
-    return int(expected + 10 * expected**0.5 + 20)
+    spread = max(1.0, options.burstiness or 0.0)
+    return int(expected + 10 * spread * expected**0.5 + 20 * spread**2)
 
 
 def _traced(options: argparse.Namespace) -> tuple[list["Request"], dict[str, Any]]:

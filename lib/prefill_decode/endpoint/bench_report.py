@@ -65,6 +65,7 @@ def report(bench: Bench, objectives: Objectives = NO_OBJECTIVES) -> dict[str, An
         "model": bench.target.model,
         "loop": plan.loop,
         "rate_per_s": plan.rate_per_s,
+        "burstiness": plan.burstiness,
         "concurrency": plan.concurrency,
         "trace": plan.trace,
         "seed": plan.seed,
@@ -210,7 +211,11 @@ def _loop(found: dict[str, Any]) -> str:
     if found["loop"] == "closed":
         return f"closed loop, {found['concurrency']} streams"
     rate = format_significant(found["rate_per_s"] or nan)
-    return f"open loop, {rate} requests/s planned" + (" from a trace" if found["trace"] else "")
+    if found["trace"]:
+        gaps = " from a trace"
+    else:
+        gaps = "" if found["burstiness"] == 1 else f", burstiness {found['burstiness']:g}"
+    return f"open loop, {rate} requests/s planned{gaps}"
 
 
 def _prompts(found: dict[str, Any]) -> str:
