@@ -50,7 +50,7 @@ class Plan:
     timeout_s: float = 600.0
     concurrency: int | None = None
     rate_per_s: float | None = None  # of an open loop
-    burstiness: float | None = None  # of its gaps: their coefficient of variation; None of a trace
+    burstiness: float | None = None  # their coefficient of variation, of gaps that were drawn
     duration_s: float = inf
     seed: int = 0
     prompt_ids: bool = False

@@ -211,11 +211,9 @@ def _loop(found: dict[str, Any]) -> str:
     if found["loop"] == "closed":
         return f"closed loop, {found['concurrency']} streams"
     rate = format_significant(found["rate_per_s"] or nan)
-    if found["trace"]:
-        gaps = " from a trace"
-    else:
-        gaps = "" if found["burstiness"] == 1 else f", burstiness {found['burstiness']:g}"
-    return f"open loop, {rate} requests/s planned{gaps}"
+    told = f"open loop, {rate} requests/s planned" + (" from a trace" if found["trace"] else "")
+    burstiness = found["burstiness"]
+    return told if burstiness in (None, 1) else f"{told}, burstiness {burstiness:g}"
 
 
 def _prompts(found: dict[str, Any]) -> str:

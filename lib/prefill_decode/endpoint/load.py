@@ -91,12 +91,11 @@ class Load:
 
         async def stream() -> None:
             nonlocal cut
-            while time.monotonic() < self.start_s + duration_s and not self.stop.is_set():
-                request = next(asked, None)
-                if request is None:
-                    return
+            while (request := next(asked, None)) is not None:
                 body = await asyncio.to_thread(self._body, request)
                 now_s = time.monotonic() - self.start_s
+                if now_s >= duration_s or self.stop.is_set():
+                    return
                 cut += 1
                 answer = await self._send(body)
                 cut -= 1
@@ -114,7 +113,9 @@ class Load:
         """Each request with its body. The run starts once those made ahead of it are there."""
         asked, ahead = iter(requests), deque[tuple[Request, bytes]]()
         end_s = time.monotonic() + AHEAD_S
-        while time.monotonic() < end_s and (request := next(asked, None)) is not None:
+        while time.monotonic() < end_s and not self.stop.is_set():
+            if (request := next(asked, None)) is None:
+                break
             ahead.append((request, self._body(request)))
             await asyncio.sleep(0)  # Ctrl-C, and who watches the progress
         self.start_s = time.monotonic()
