@@ -38,7 +38,8 @@ def loaded(stub, work, mode="steady"):
 
 def test_an_open_loop_sends_when_planned_and_waits_for_no_answer(stub):
     arrivals_s = [0.0] * 20 + [0.05]
-    exchanges, cut = loaded(stub, lambda load: load.open_loop(requests_at(*arrivals_s)))
+    asked = requests_at(*arrivals_s, output_tokens=60)  # 0.3 s each: all are under way at once
+    exchanges, cut = loaded(stub, lambda load: load.open_loop(asked))
     assert (len(exchanges), cut) == (21, 0)
     assert all(each.result.success for each in exchanges)
     assert all(each.request.arrival_s <= each.sent_s < each.ended_s for each in exchanges)
