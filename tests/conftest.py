@@ -13,6 +13,19 @@ from prefill_decode.statistics import Interval
 from prefill_decode.step import Chunk
 
 ROOT = Path(__file__).parents[1]
+# Small enough for float64 on a CPU, with grouped queries and an odd vocabulary.
+TINY = ModelSpec(
+    name="tiny",
+    num_layers=2,
+    hidden_size=24,
+    intermediate_size=40,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    vocab_size=61,
+    tied_embeddings=False,
+    dtype="float64",
+)
 
 
 @pytest.fixture
@@ -22,19 +35,7 @@ def root() -> Path:
 
 @pytest.fixture
 def tiny_model() -> ModelSpec:
-    """Small enough for float64 on a CPU, with grouped queries and an odd vocabulary."""
-    return ModelSpec(
-        name="tiny",
-        num_layers=2,
-        hidden_size=24,
-        intermediate_size=40,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        vocab_size=61,
-        tied_embeddings=False,
-        dtype="float64",
-    )
+    return TINY
 
 
 @pytest.fixture

@@ -3,6 +3,10 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from prefill_decode.event_stream import StreamReader
+
 CASES = Path("/work/shared/cases")  # absent outside the authors' machines: those tests skip
 
 
@@ -28,6 +32,27 @@ def used(tokens):
 
 def total(tokens):
     return {"object": "chat.completion.chunk", "choices": []} | used(tokens)
+
+
+def read_stream(events, max_tokens=None):
+    """The result of (t_s, data) pairs in order."""
+    reader = StreamReader(max_tokens)
+    for t_s, data in events:
+        reader.take(t_s, data)
+    return reader.finish()
+
+
+def case(name):
+    """(input, expected values by name) of a case file."""
+    path = CASES / f"{name}.json"
+    if not path.is_file():
+        pytest.skip("the case files are not here")
+    found = json.loads(path.read_text())
+    return found["input"], {each["name"]: each["value"] for each in found["expected"]}
+
+
+def pairs(events):
+    return [(event["t"], event["data"]) for event in events]
 
 
 def sse(data):

@@ -2,7 +2,9 @@
 
 import json
 import random
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,24 @@ def test_a_time_after_the_first_token_is_tpot_whatever_a_client_calls_it(tmp_pat
     }
     (tmp_path / "guidellm.json").write_text(json.dumps({"benchmarks": [{"metrics": metrics}]}))
     assert clients.guidellm_figures(tmp_path, "") == Figures(0.01, 0.02, 30, 8)
+
+
+@pytest.fixture
+def stub_url():
+    words = [sys.executable, "-m", "prefill_decode.endpoint.stub_server"]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with process:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        process.stdin.close()  # which ends it
+
+
+def test_our_client_takes_the_options_and_gives_the_figures_that_are_read_of_it(stub_url):
+    load = replace(LOAD, url=stub_url)
+    found = clients.run_client("ours", load, random.Random(0))
+    assert found.num_answered == load.requests
+    assert found.ttft_s >= 0.02  # what the stub sleeps
+    assert found.tpot_s > 0
+    assert 0 < found.output_tokens_per_s < load.concurrency * load.output_tokens / 0.02
 
 
 def test_every_client_is_asked_for_the_same_load():

@@ -11,7 +11,6 @@ from prefill_decode.workload import (
     fixed_lengths,
     gamma_arrivals,
     make_requests,
-    percentile_lengths,
     poisson_arrivals,
     uniform_lengths,
 )
@@ -47,7 +46,6 @@ def test_a_seed_gives_the_same_workload_again_and_another_seed_another():
         lambda seed: poisson_arrivals(2.0, 9, seed),
         lambda seed: gamma_arrivals(2.0, 9, 3.0, seed),
         lambda seed: uniform_lengths(1, 10**6, 9, seed, "prompt"),
-        lambda seed: percentile_lengths([(0, 1), (1, 10**6)], 9, seed, "prompt"),
     ):
         assert draw(7) == draw(7) != draw(8)
         assert draw(7)[:5] == draw(7)[:5]
@@ -64,16 +62,6 @@ def test_the_dice_of_prompts_and_outputs_are_independent_though_the_seed_is_one(
 def test_more_requests_change_none_of_those_before():
     assert poisson_arrivals(2.0, 9, 1)[:4] == poisson_arrivals(2.0, 4, 1)
     assert uniform_lengths(1, 99, 9, 1, "x")[:4] == uniform_lengths(1, 99, 4, 1, "x")
-
-
-def test_lengths_drawn_from_percentiles_have_those_percentiles():
-    published = [(0, 2), (0.1, 207), (0.5, 1020), (0.9, 2734), (1, 14050)]
-    found = percentile_lengths(published, N, 1, "prompt lengths")
-    for chance, tokens in published:
-        below = sum(drawn <= tokens for drawn in found)
-        assert below / N == pytest.approx(chance, abs=0.01)
-    assert sum(207 <= drawn <= 613 for drawn in found) / N == pytest.approx(0.2, abs=0.01)
-    assert min(found) >= 2
 
 
 def test_uniform_lengths_reach_both_ends():
@@ -112,9 +100,3 @@ def test_other_impossible_workloads_are_refused():
     for least, most in [(0, 5), (6, 5), (1, 2**40)]:
         with pytest.raises(ValueError, match="lengths lie between"):
             uniform_lengths(least, most, 1, 0, "prompts")
-    for percentiles in ([(0, 1)], [(0, 1), (0.5, 2)], [(0.1, 1), (1, 2)]):
-        with pytest.raises(ValueError, match="percentiles run from 0"):
-            percentile_lengths(percentiles, 1, 0, "x")
-    for percentiles in ([(0, 0), (1, 2)], [(0, 5), (1, 2)], [(0, 1), (0, 2), (1, 3)]):
-        with pytest.raises(ValueError, match="percentiles rise"):
-            percentile_lengths(percentiles, 1, 0, "x")

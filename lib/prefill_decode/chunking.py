@@ -10,7 +10,7 @@ Ignores: what a step costs whatever is in it, which makes small chunks dearer st
 Source:  Agrawal et al., "Sarathi-Serve" (2024), section 4.2, on choosing the chunk.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from prefill_decode.hardware import Hardware
@@ -43,6 +43,19 @@ def least_price(
     steps = rehearse_arrival(prompt_tokens, chunk_tokens, streams, context_tokens)
     times_s = [step_work(model, step).least_time_s(hardware) for step in steps]
     return Price(max(times_s), sum(times_s))
+
+
+def least_prices(
+    model: ModelSpec,
+    hardware: Hardware,
+    prompt_tokens: int,
+    lengths: Sequence[int],
+    streams: int,
+    context_tokens: int,
+) -> dict[int, Price]:
+    """`least_price` of every chunk length."""
+    setting = (streams, context_tokens)
+    return {n: least_price(model, hardware, prompt_tokens, n, *setting) for n in lengths}
 
 
 def telling_chunk_lengths(

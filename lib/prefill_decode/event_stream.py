@@ -20,7 +20,7 @@ Source:  WHATWG HTML, section 9.2, "Server-sent events"; OpenAI API reference, "
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite, nan
@@ -292,17 +292,6 @@ class _UnreadableEvent(Exception):
     """An event that is no chunk of an answer."""
 
 
-def read_stream(events: Iterable[tuple[float, Any]], max_tokens: int | None = None) -> StreamResult:
-    """The result of (t_s, data) pairs in order. ValueError names the event that runs backwards."""
-    reader = StreamReader(max_tokens)
-    for number, (t_s, data) in enumerate(events, 1):
-        try:
-            reader.take(t_s, data)
-        except ValueError as error:
-            raise ValueError(f"event {number}: {error}") from error
-    return reader.finish()
-
-
 def error_message(data: Any) -> str | None:
     """What an error says, in any of the forms that servers use; None if `data` is no error.
 
@@ -350,40 +339,6 @@ def failure_of(result: StreamResult, asked_tokens: int | None = None) -> str | N
     asked = "asked" if asked_tokens is None else f"asked ({asked_tokens})"
     ended = f"finish_reason {result.finish_reason!r}"
     return f"fewer tokens came than {asked}: {result.output_tokens}, {ended}"
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """What became of the streams of one run. Output is that of completed requests only."""
-
-    completed: int
-    failed: int
-    error_rate: float  # share of the requests; NaN for none
-    output_tokens_total: int | None  # None if a completed request's is unknown
-    output_tokens_per_s: float
-    ttft_samples_s: tuple[float, ...]  # of completed requests
-    request_status: dict[str, str]  # "ok" or "failed"
-    messages: dict[str, str]  # of those that failed
-
-
-def summarize_run(results: Mapping[str, StreamResult], duration_s: float) -> RunResult:
-    """A run of `duration_s`. ValueError unless it took time."""
-    if not (isfinite(duration_s) and duration_s > 0):
-        raise ValueError(f"a run lasts a positive time in seconds; got {duration_s}")
-    failures = {name: failure_of(result) for name, result in results.items()}
-    ok = [result for name, result in results.items() if failures[name] is None]
-    counts = [result.output_tokens for result in ok]
-    total = None if None in counts else sum(count for count in counts if count is not None)
-    return RunResult(
-        completed=len(ok),
-        failed=len(results) - len(ok),
-        error_rate=(len(results) - len(ok)) / len(results) if results else nan,
-        output_tokens_total=total,
-        output_tokens_per_s=nan if total is None else total / duration_s,
-        ttft_samples_s=tuple(result.ttft_s for result in ok),
-        request_status={name: "failed" if why else "ok" for name, why in failures.items()},
-        messages={name: why for name, why in failures.items() if why},
-    )
 
 
 def _choices(data: Any) -> list[Mapping[str, Any]]:

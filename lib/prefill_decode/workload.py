@@ -9,7 +9,6 @@ Seeds:   each die has its own (arrivals, prompt lengths, output lengths), made o
 """
 
 import random
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from math import isfinite
@@ -60,21 +59,6 @@ def uniform_lengths(least: int, most: int, num_requests: int, seed: int, of: str
     return [dice.randint(least, most) for _ in range(num_requests)]
 
 
-def percentile_lengths(
-    percentiles: Sequence[tuple[float, float]], num_requests: int, seed: int, of: str
-) -> list[int]:
-    """Tokens of each request, from published percentiles: [(0, least), (0.5, median), ..., (1,
-    most)], with straight lines between them; `of` names the die."""
-    chances = [chance for chance, _ in percentiles]
-    tokens = [value for _, value in percentiles]
-    if not (len(chances) >= 2 and chances[0] == 0 and chances[-1] == 1):
-        raise ValueError(f"percentiles run from 0, the least, to 1, the most; got {chances}")
-    if chances != sorted(set(chances)) or tokens != sorted(tokens) or not tokens[0] >= 1:
-        raise ValueError(f"percentiles rise, and so do their tokens, from 1 on; got {percentiles}")
-    dice = _die(seed, of)
-    return [_drawn(chances, tokens, dice.random()) for _ in range(num_requests)]
-
-
 def make_requests(
     arrivals_s: Sequence[float], prompt_tokens: Sequence[int], output_tokens: Sequence[int]
 ) -> list[Request]:
@@ -86,12 +70,6 @@ def make_requests(
         arrivals_s, prompt_tokens, output_tokens, strict=True
     )
     return [Request(str(i), arrival_s, p, o) for i, (arrival_s, p, o) in enumerate(asked)]
-
-
-def _drawn(chances: Sequence[float], tokens: Sequence[float], chance: float) -> int:
-    above = max(1, bisect_left(chances, chance))
-    share = (chance - chances[above - 1]) / (chances[above] - chances[above - 1])
-    return round(tokens[above - 1] + share * (tokens[above] - tokens[above - 1]))
 
 
 def _die(seed: int, name: str) -> random.Random:

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
+from statistics import fmean, stdev
 
 import pytest
 
@@ -38,6 +40,22 @@ def test_an_open_loop_as_a_table_with_goodput(stub, capsys):
         assert words in shown
     assert "within TTFT 9.00 s: 20 of 20" in shown
     assert "4.00 tokens an event" in shown
+
+
+def planned_gaps_s(stub, capsys, out, burstiness):
+    words = ["--rate", "400", "--requests", "40", "--burstiness", burstiness, "--json"]
+    told = json.loads(run(stub, capsys, *words, "--out", str(out)).out)
+    assert told["burstiness"] == float(burstiness)
+    planned_s = sorted(json.loads(line)["planned_s"] for line in out.read_text().splitlines())
+    return [later - earlier for earlier, later in pairwise(planned_s)]
+
+
+def test_burstiness_is_the_spread_of_gaps_over_their_mean(stub, capsys, tmp_path):
+    even, bursts = (planned_gaps_s(stub, capsys, tmp_path / "x", cv) for cv in ("0", "4"))
+    assert even == pytest.approx([1 / 400] * 39)
+    assert stdev(bursts) > 2 * fmean(bursts)
+    shown = run(stub, capsys, "--rate", "400", "--burstiness", "4", "--duration", "0.05").out
+    assert "open loop, 400 requests/s planned, burstiness 4" in shown
 
 
 def test_a_trace_is_replayed_and_its_rows_are_accounted_for(stub, capsys, tmp_path):
@@ -90,6 +108,7 @@ def test_a_server_that_is_not_there_is_one_sentence(capsys):
         (["http://h", "--out", "/dev/null"], "--out is a file in a folder"),
         (["http://h", "--out", "/proc/x"], "--out is a file in a folder"),
         (["http://h", "--prompt-ids"], "--api completions"),
+        (["http://h", "--burstiness", "2"], "--burstiness is of the arrivals that --rate makes"),
         (["http://h", "--trace", "/none"], "No such file"),
         (["http://h", "--out", "/none/x"], "--out is a file in a folder"),
     ],
@@ -111,6 +130,7 @@ def test_what_cannot_be_run_is_one_sentence(words, told, capsys):
         ["--concurrency", "999999999"],
         ["--prompt-tokens", "999999999"],
         ["--output-tokens", "9" * 5000],
+        ["--rate", "1", "--burstiness", "-1"],
     ],
 )
 def test_options_out_of_range_are_refused(words, capsys):

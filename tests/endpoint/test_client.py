@@ -106,8 +106,37 @@ def test_a_failure_is_told_in_words_and_the_tokens_before_it_are_kept(stub, mode
     assert len(found.event_times_s) == tokens
 
 
+def test_an_answer_that_is_no_stream_is_read_to_its_end(stub):
+    async def search():
+        async with open_session() as session:
+            return await served_models(session, Target(f"http://127.0.0.1:{stub.port}/v1", ""))
+
+    assert asyncio.run(search()) == list(MODES)  # which the stub sends in two pieces
+
+
+def test_a_request_whose_kept_connection_was_closed_is_sent_again_on_another(stub):
+    target = Target(f"http://127.0.0.1:{stub.port}/v1", "drops")
+
+    async def work():
+        async with open_session() as session:
+            body = target.body("a b", ASKED)
+            answers = [await send(session, target, body) for _ in range(3)]
+            return answers, [await parsed(answer, ASKED) for answer in answers]
+
+    answers, results = asyncio.run(work())
+    assert all(result.success for result in results)
+    assert [answer.num_resent for answer in answers] == [0, 1, 1]
+    assert len(stub.bodies) == 3
+
+
+def test_a_request_that_a_new_connection_ended_is_not_sent_again(stub):
+    answer, _ = exchange(stub.port, "closes")
+    assert (answer.status, answer.num_resent, len(stub.bodies)) == (None, 0, 1)
+
+
 def test_every_misbehaviour_of_the_stub_has_its_test():
     fine = {"steady", "several", "no_usage", "pings", "slow", "stops", "short", "flaky", "never"}
+    fine.add("drops")
     assert set(MODES) == set(FAILURES) | fine
 
 

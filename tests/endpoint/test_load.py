@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 from math import isnan
 
@@ -9,7 +10,7 @@ import pytest
 
 from prefill_decode.endpoint.bench import Plan, endless_requests, mean_rate_per_s, run_bench
 from prefill_decode.endpoint.bench_report import exchange_line, report, table
-from prefill_decode.endpoint.client import Target, open_session
+from prefill_decode.endpoint.client import Target, open_session, send
 from prefill_decode.endpoint.load import Load, Progress, watched
 from prefill_decode.endpoint.overhead import measure_overhead
 from prefill_decode.endpoint.prompts import Prompts
@@ -37,12 +38,63 @@ def loaded(stub, work, mode="steady"):
 
 def test_an_open_loop_sends_when_planned_and_waits_for_no_answer(stub):
     arrivals_s = [0.0] * 20 + [0.05]
-    exchanges, cut = loaded(stub, lambda load: load.open_loop(requests_at(*arrivals_s)))
+    asked = requests_at(*arrivals_s, output_tokens=60)  # 0.3 s each: all are under way at once
+    exchanges, cut = loaded(stub, lambda load: load.open_loop(asked))
     assert (len(exchanges), cut) == (21, 0)
     assert all(each.result.success for each in exchanges)
-    assert all(each.sent_s >= each.request.arrival_s for each in exchanges)
+    assert all(each.request.arrival_s <= each.sent_s < each.ended_s for each in exchanges)
     assert sorted(each.request.arrival_s for each in exchanges) == arrivals_s
     assert stub.most_at_once >= 20  # nothing in the client makes one wait for another
+
+
+@pytest.fixture
+def noted(stub, monkeypatch):
+    """What an open loop of three requests does, in order."""
+    notes = []
+
+    class Noted(Prompts):
+        def prompt(self, name, tokens):
+            notes.append(f"made {name}")
+            return super().prompt(name, tokens)
+
+    async def sending(session, target, body):
+        notes.append("sent")
+        return await send(session, target, body)
+
+    async def work(load):
+        return await replace(load, prompts=Noted(0)).open_loop(requests_at(0.0, 0.0, 0.0))
+
+    def run():
+        exchanges, _ = loaded(stub, work)
+        assert len(exchanges) == 3
+        return notes
+
+    monkeypatch.setattr("prefill_decode.endpoint.load.send", sending)
+    return run
+
+
+def test_prompts_are_made_before_the_run_starts(noted):
+    assert noted() == ["made 0", "made 1", "made 2", "sent", "sent", "sent"]
+
+
+def test_a_prompt_that_could_not_be_made_ahead_waits_for_the_request_before_it(noted, monkeypatch):
+    monkeypatch.setattr("prefill_decode.endpoint.load.AHEAD_S", 0.0)
+    assert noted() == ["made 0", "sent", "made 1", "sent", "made 2", "sent"]
+
+
+def test_the_time_that_prompts_take_is_not_part_of_the_run(stub, monkeypatch):
+    class Slow(Prompts):
+        def prompt(self, name, tokens):
+            time.sleep(0.1)
+            return super().prompt(name, tokens)
+
+    async def work(load):
+        return await replace(load, prompts=Slow(0)).open_loop(requests_at(0.0, 0.0, 0.0))
+
+    before_s = time.monotonic()
+    exchanges, _ = loaded(stub, work)
+    after_s = time.monotonic()
+    assert max(each.ended_s for each in exchanges) <= after_s - before_s - 0.3
 
 
 def test_a_closed_loop_has_so_many_requests_under_way_and_no_more(stub):
@@ -168,6 +220,13 @@ def test_options_that_the_server_refuses_are_left_out_and_the_report_says_so(stu
     _, told = bench(stub, mode="picky")
     assert (told["num_failed"], told["options"]) == (0, ["stream_options", "temperature"])
     assert any("ignore_eos was left out: HTTP 400" in note for note in told["notes"])
+
+
+def test_requests_that_were_sent_again_are_told(stub):
+    found, told = bench(stub, mode="drops")
+    assert (told["num_answered"], told["num_failed"]) == (8, 0)
+    assert told["num_resent"] == sum(each.num_resent for each in found.exchanges) > 0
+    assert any("closed a kept connection" in note for note in told["notes"])
 
 
 def test_prompts_of_ids_have_the_exact_length(stub):

@@ -3,6 +3,7 @@ happens to requests, every block comes back."""
 
 import json
 import random
+from dataclasses import replace
 from functools import cache
 
 import openai
@@ -12,23 +13,12 @@ from prefill_decode.endpoint.tokenizer import ByteTokenizer
 from prefill_decode.engine.paged_engine import PagedEngine, PlacedChunk
 from prefill_decode.engine.sampling import Sampling, sample
 from prefill_decode.engine.serving import ServingEngine
-from prefill_decode.model_spec import ModelSpec
 from prefill_decode.scheduling import POLICIES, SchedulerSettings
+from tests.conftest import TINY
 from tests.endpoint.conftest import MODEL
 from tests.endpoint.raw_http import connect, request
 
-SHAPE = ModelSpec(
-    name="tiny",
-    num_layers=2,
-    hidden_size=24,
-    intermediate_size=40,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    vocab_size=300,
-    tied_embeddings=False,
-    dtype="float64",
-)
+SHAPE = replace(TINY, vocab_size=300)  # room for the ids of bytes
 BLOCKS, BLOCK_TOKENS = 24, 8
 
 

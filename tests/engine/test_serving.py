@@ -12,21 +12,8 @@ from hypothesis import strategies as st
 from prefill_decode.engine.paged_engine import PagedEngine, PlacedChunk
 from prefill_decode.engine.sampling import Sampling, sample
 from prefill_decode.engine.serving import ServingEngine, build_serving_engine
-from prefill_decode.model_spec import ModelSpec
 from prefill_decode.scheduling import POLICIES, QueueFull, SchedulerSettings
-
-MODEL = ModelSpec(
-    name="tiny",
-    num_layers=2,
-    hidden_size=24,
-    intermediate_size=40,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    vocab_size=61,
-    tied_embeddings=False,
-    dtype="float64",
-)
+from tests.conftest import TINY
 
 
 @cache
@@ -37,7 +24,7 @@ def weights():
 def engine(num_blocks: int, block_tokens: int, given=None) -> PagedEngine:
     room = num_blocks * block_tokens
     return PagedEngine(
-        MODEL,
+        TINY,
         num_blocks=num_blocks,
         block_tokens=block_tokens,
         capacity_tokens=min(room, 200),
@@ -214,7 +201,7 @@ def test_a_sequence_computed_elsewhere_goes_on_from_there():
     source.forward([PlacedChunk(list(prompt[:-1]), 0, [0, 1, 2])])
     server = serving(10, 8, SchedulerSettings())
     blocks = server.accept("a", prompt, 6, cached_tokens=19)
-    for layer in range(MODEL.num_layers):
+    for layer in range(TINY.num_layers):
         for mine, theirs in zip(blocks, [0, 1, 2], strict=True):
             server.engine.cache.keys[layer][mine] = source.cache.keys[layer][theirs]
             server.engine.cache.values[layer][mine] = source.cache.values[layer][theirs]
@@ -254,10 +241,10 @@ def test_what_cannot_be_served_is_refused_and_leaves_nothing_behind():
 
 
 def test_a_serving_engine_is_built_with_room_in_whole_blocks():
-    built = build_serving_engine(MODEL, cache_tokens=100, block_tokens=16)
+    built = build_serving_engine(TINY, cache_tokens=100, block_tokens=16)
     assert built.state().num_blocks == 6
     assert built.capacity_tokens == 96
-    short = build_serving_engine(MODEL, cache_tokens=100, block_tokens=16, capacity_tokens=40)
+    short = build_serving_engine(TINY, cache_tokens=100, block_tokens=16, capacity_tokens=40)
     assert short.capacity_tokens == 40
     with pytest.raises(ValueError, match="one block of 16"):
-        build_serving_engine(replace(MODEL), cache_tokens=10, block_tokens=16)
+        build_serving_engine(replace(TINY), cache_tokens=10, block_tokens=16)

@@ -1,4 +1,4 @@
-"""Parser: every verb with its options, and the types that options have."""
+"""Parser: every verb with its options."""
 
 import argparse
 from pathlib import Path
@@ -6,16 +6,12 @@ from typing import Any
 
 from prefill_decode import __version__
 from prefill_decode.change import TOLERANCE
+from prefill_decode.cli import values
 from prefill_decode.cli.comparing import REMEASURED, compare, trust
 from prefill_decode.cli.measuring import book, doctor, list_claims, run, show_results
 from prefill_decode.cli.pricing import certify, model, show_hardware
 from prefill_decode.cli.serving import add_serve, serve
-from prefill_decode.cli.streaming import MOST_REQUESTS, REQUESTS, bench, stream
-
-LARGEST_TOLERANCE = 10.0  # eleven-fold: beyond it no gate is left
-LARGEST_RATE_PER_S = 1e5
-MOST_STREAMS = 10_000  # each a connection
-MOST_TOKENS = 1_000_000  # of a prompt or an answer
+from prefill_decode.cli.streaming import REQUESTS, bench, stream
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -39,10 +35,10 @@ def make_parser() -> argparse.ArgumentParser:
 
     def folders(added: argparse.ArgumentParser) -> None:
         added.add_argument(
-            "--results", type=_folder, metavar="FOLDER", help="records (book/results)"
+            "--results", type=values.folder, metavar="FOLDER", help="records (book/results)"
         )
         added.add_argument(
-            "--build", type=_folder, metavar="FOLDER", help="generated files (_build)"
+            "--build", type=values.folder, metavar="FOLDER", help="generated files (_build)"
         )
 
     def measuring(added: argparse.ArgumentParser) -> None:
@@ -57,13 +53,13 @@ def make_parser() -> argparse.ArgumentParser:
         )
         added.add_argument(
             "--budget",
-            type=_positive_seconds,
+            type=values.positive_seconds,
             metavar="SECONDS",
             help="about how long each notebook measures, in six rounds at least (default: 35)",
         )
         added.add_argument(
             "--timeout",
-            type=_positive_whole_seconds,
+            type=values.positive_whole_seconds,
             default=1800,
             metavar="SECONDS",
             help="longest that one cell may run (default: 1800)",
@@ -117,7 +113,7 @@ def _add_trust(added: argparse.ArgumentParser) -> None:
     )
     added.add_argument(
         "--budget",
-        type=_positive_seconds,
+        type=values.positive_seconds,
         default=40.0,
         metavar="SECONDS",
         help="of a session, for each of three sorts of pairs (40)",
@@ -135,7 +131,7 @@ def _add_compare(added: argparse.ArgumentParser) -> None:
     added.add_argument("current", metavar="CURRENT", help="likewise; . is this checkout")
     added.add_argument(
         "--tolerance",
-        type=_tolerance,
+        type=values.tolerance,
         default=TOLERANCE,
         help=f"share by which it may get worse ({TOLERANCE})",
     )
@@ -143,11 +139,11 @@ def _add_compare(added: argparse.ArgumentParser) -> None:
         "--code", action="store_true", help="measure both codes in turns, instead of records"
     )
     added.add_argument(
-        "--budget", type=_positive_seconds, metavar="SECONDS", help="of --code, in turns (40)"
+        "--budget", type=values.positive_seconds, metavar="SECONDS", help="of --code, in turns (40)"
     )
     added.add_argument(
         "--remeasure",
-        type=_count,
+        type=values.times,
         metavar="N",
         help=f"measure what got worse so many times more before believing it ({REMEASURED})",
     )
@@ -183,7 +179,7 @@ def _add_stream(added: argparse.ArgumentParser) -> None:
         'or {"t": ..., "base64": bytes as they were read}; - is stdin',
     )
     added.add_argument(
-        "--max-tokens", type=_positive_count, metavar="N", help="that the request asked for"
+        "--max-tokens", type=values.positive_count, metavar="N", help="that the request asked for"
     )
     added.add_argument("--json", action="store_true")
 
@@ -194,10 +190,23 @@ def _add_bench(added: argparse.ArgumentParser) -> None:
     added.add_argument("--api", choices=["chat", "completions"], default="chat", help="(chat)")
     loop = added.add_mutually_exclusive_group()
     loop.add_argument(
-        "--rate", type=_rate, metavar="R", help="open loop: so many requests/s, Poisson arrivals"
+        "--rate",
+        type=values.rate,
+        metavar="R",
+        help="open loop: so many requests/s, Poisson arrivals",
+    )
+    added.add_argument(
+        "--burstiness",
+        type=values.burstiness,
+        metavar="CV",
+        help="with --rate: gamma arrivals, whose gaps have this coefficient of variation; 1 is "
+        "Poisson, 0 evenly spaced (1)",
     )
     loop.add_argument(
-        "--concurrency", type=_streams, metavar="C", help="closed loop: so many streams (1)"
+        "--concurrency",
+        type=values.streams,
+        metavar="C",
+        help="closed loop: so many streams (1)",
     )
     loop.add_argument(
         "--trace",
@@ -210,22 +219,32 @@ def _add_bench(added: argparse.ArgumentParser) -> None:
         "--spread", action="store_true", help="with --trace: spread arrivals of a coarse clock"
     )
     added.add_argument(
-        "--max-model-len", type=_positive_count, metavar="N", help="skip longer rows of the trace"
+        "--max-model-len",
+        type=values.positive_count,
+        metavar="N",
+        help="skip longer rows of the trace",
     )
     added.add_argument(
         "--requests",
-        type=_requests,
+        type=values.requests,
         metavar="N",
         help=f"at most ({REQUESTS}; with --duration or --trace no limit)",
     )
     added.add_argument(
-        "--duration", type=_positive_seconds, metavar="SECONDS", help="send for so long at most"
+        "--duration",
+        type=values.positive_seconds,
+        metavar="SECONDS",
+        help="send for so long at most",
     )
     added.add_argument(
-        "--prompt-tokens", type=_tokens, default=128, metavar="P", help="of each request (128)"
+        "--prompt-tokens",
+        type=values.tokens,
+        default=128,
+        metavar="P",
+        help="of each request (128)",
     )
     added.add_argument(
-        "--output-tokens", type=_tokens, default=64, metavar="O", help="likewise (64)"
+        "--output-tokens", type=values.tokens, default=64, metavar="O", help="likewise (64)"
     )
     added.add_argument(
         "--prompt-ids", action="store_true", help="prompts of token ids, of the exact length"
@@ -242,11 +261,11 @@ def _add_bench(added: argparse.ArgumentParser) -> None:
     added.add_argument("--stall", metavar="TIME", help="likewise: the largest gap of an answer")
     added.add_argument("--api-key", metavar="KEY", help="(the environment's OPENAI_API_KEY)")
     added.add_argument(
-        "--warmup", type=_count, default=3, metavar="N", help="requests before the run (3)"
+        "--warmup", type=values.times, default=3, metavar="N", help="requests before the run (3)"
     )
     added.add_argument(
         "--timeout",
-        type=_positive_seconds,
+        type=values.positive_seconds,
         default=600.0,
         metavar="SECONDS",
         help="a request (600)",
@@ -256,86 +275,3 @@ def _add_bench(added: argparse.ArgumentParser) -> None:
     )
     added.add_argument("--out", type=Path, metavar="FILE", help="every request as a line of JSON")
     added.add_argument("--json", action="store_true")
-
-
-def _positive_seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a positive number of seconds; got {text!r}")
-    return value
-
-
-def _positive_whole_seconds(text: str) -> int:
-    return max(1, round(_positive_seconds(text)))
-
-
-def _tolerance(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < LARGEST_TOLERANCE:
-        raise argparse.ArgumentTypeError(
-            f"a tolerance is a positive share such as 0.10, below {LARGEST_TOLERANCE}; got {text!r}"
-        )
-    return value
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 3:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 999; got {text!r}")
-    return int(text)
-
-
-def _rate(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= LARGEST_RATE_PER_S:
-        raise argparse.ArgumentTypeError(
-            f"a rate is a positive number of requests/s, up to {LARGEST_RATE_PER_S:g}; got {text!r}"
-        )
-    return value
-
-
-def _streams(text: str) -> int:
-    return _at_most(text, MOST_STREAMS)
-
-
-def _requests(text: str) -> int:
-    return _at_most(text, MOST_REQUESTS)
-
-
-def _tokens(text: str) -> int:
-    return _at_most(text, MOST_TOKENS)
-
-
-def _at_most(text: str, most: int) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:20]) <= most):
-        raise argparse.ArgumentTypeError(
-            f"must be a whole number from 1 to {most}; got {text!r:.60}"
-        )
-    return int(text)
-
-
-def _positive_count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on; got {text!r}")
-    return int(text)
-
-
-def _folder(text: str) -> Path:
-    if not text.strip():
-        raise argparse.ArgumentTypeError("must be a folder; got an empty text")
-    path = Path(text)
-    try:
-        is_something_else = path.exists() and not path.is_dir()
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"must be a folder; {error.strerror}") from error
-    if is_something_else:
-        raise argparse.ArgumentTypeError(f"must be a folder, no such folder: {text!r} is a file")
-    return path

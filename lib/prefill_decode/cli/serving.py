@@ -2,13 +2,12 @@
 
 import argparse
 import os
-from math import inf
 
+from prefill_decode.cli import values
 from prefill_decode.cli.shared import checked_key, complain, print_last
 from prefill_decode.scheduling import POLICIES
 
 KEY_VARIABLE = "PREFILL_DECODE_API_KEY"
-LARGEST_PORT = 65_535
 
 PARAMETERS = """\
 To talk to it:
@@ -26,6 +25,7 @@ response_format. All others are ignored. /openapi.json has the rules, /metrics t
 Prometheus."""
 
 MOST_COMPILED_SHAPES = "128"
+
 
 def serve(options: argparse.Namespace) -> int:
     """Our engine behind an OpenAI-compatible endpoint, for this machine alone without a key."""
@@ -86,10 +86,10 @@ def _add_model(added: argparse.ArgumentParser) -> None:
     )
     added.add_argument("--dtype", help="of weights and KV cache (default: the device's)")
     added.add_argument(
-        "--served-model-name", type=_name, metavar="NAME", help="(default: the model's own)"
+        "--served-model-name", type=values.name, metavar="NAME", help="(default: the model's own)"
     )
     added.add_argument(
-        "--seed", type=_seed, default=0, help="of random weights and of seeds not given (0)"
+        "--seed", type=values.seed, default=0, help="of random weights and of seeds not given (0)"
     )
 
 
@@ -100,7 +100,7 @@ def _add_address(added: argparse.ArgumentParser) -> None:
         help="on loopback, requests that name another host are refused, as those of web pages do; "
         "beyond it a key is required (127.0.0.1)",
     )
-    added.add_argument("--port", type=_port, default=8000, help="0: any that is free (8000)")
+    added.add_argument("--port", type=values.port, default=8000, help="0: any that is free (8000)")
     added.add_argument(
         "--api-key",
         metavar="KEY",
@@ -109,7 +109,7 @@ def _add_address(added: argparse.ArgumentParser) -> None:
     )
     added.add_argument(
         "--grace",
-        type=_seconds,
+        type=values.seconds,
         default=30.0,
         metavar="SECONDS",
         help="for running requests to finish after SIGTERM or Ctrl-C; a second one ends it (30)",
@@ -120,73 +120,31 @@ def _add_schedule(added: argparse.ArgumentParser) -> None:
     cache = added.add_mutually_exclusive_group()
     cache.add_argument(
         "--memory-gb",
-        type=_gigabytes,
+        type=values.gigabytes,
         metavar="GB",
         help="of KV cache (default: an eighth of what the weights leave, at most 16,384 tokens a "
         "sequence)",
     )
-    cache.add_argument("--blocks", type=_positive, metavar="N", help="of KV cache")
-    added.add_argument("--block-tokens", type=_positive, default=32, metavar="N", help="(32)")
+    cache.add_argument("--blocks", type=values.positive_count, metavar="N", help="of KV cache")
     added.add_argument(
-        "--max-tokens-per-step", type=_positive, default=512, metavar="N", help="(512)"
+        "--block-tokens", type=values.positive_count, default=32, metavar="N", help="(32)"
     )
     added.add_argument(
-        "--max-sequences", type=_positive, default=64, metavar="N", help="that run at a time (64)"
+        "--max-tokens-per-step", type=values.positive_count, default=512, metavar="N", help="(512)"
+    )
+    added.add_argument(
+        "--max-sequences",
+        type=values.positive_count,
+        default=64,
+        metavar="N",
+        help="that run at a time (64)",
     )
     added.add_argument(
         "--max-waiting",
-        type=_count,
+        type=values.count,
         default=512,
         metavar="N",
         help="sequences that may wait; then requests are answered with 429 (512)",
     )
     added.add_argument("--policy", choices=POLICIES, default="chunked", help="(chunked)")
     added.add_argument("--no-prefix-reuse", action="store_true", help="compute each prompt in full")
-
-
-def _number(text: str, least: float, rule: str, below: float = inf) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not least <= value < below:
-        raise argparse.ArgumentTypeError(f"must be {rule}; got {text!r:.60}")
-    return value
-
-
-def _seconds(text: str) -> float:
-    return _number(text, 0.0, "a number of seconds from 0 on")
-
-
-def _gigabytes(text: str) -> float:
-    return _number(text, 1e-6, "a positive number of gigabytes, below a million", 1e6)
-
-
-def _whole(text: str, least: int, most: int) -> int:
-    if not text.isascii() or not text.isdigit() or not least <= int(text[:20]) <= most:
-        raise argparse.ArgumentTypeError(
-            f"must be a whole number from {least} to {most}; got {text!r:.60}"
-        )
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    return _whole(text, 0, 2**63 - 1)
-
-
-def _name(text: str) -> str:
-    if not text.strip() or not text.isprintable():
-        raise argparse.ArgumentTypeError(f"must be a printable text, not empty; got {text!r:.60}")
-    return text
-
-
-def _port(text: str) -> int:
-    return _whole(text, 0, LARGEST_PORT)
-
-
-def _positive(text: str) -> int:
-    return _whole(text, 1, 10**9)
-
-
-def _count(text: str) -> int:
-    return _whole(text, 0, 10**9)

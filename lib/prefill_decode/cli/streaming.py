@@ -22,6 +22,7 @@ from prefill_decode.cli.shared import (
     print_last,
     printable,
 )
+from prefill_decode.cli.values import MOST_REQUESTS
 from prefill_decode.units import format_seconds, format_significant
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 REQUESTS = 100  # where neither their number nor a duration is given
-MOST_REQUESTS = 1_000_000
 PROGRESS_S = 5.0  # between two lines, where no terminal shows them
 
 
@@ -170,6 +170,8 @@ def _plan(options: argparse.Namespace) -> "Plan":
         raise ValueError("--prompt-ids is for --api completions: a chat holds text")
     if options.trace is None and (options.spread or options.max_model_len is not None):
         raise ValueError("--spread and --max-model-len are for --trace, which is not given")
+    if options.burstiness is not None and options.rate is None:
+        raise ValueError("--burstiness is of the arrivals that --rate makes; give a rate")
     common = {
         "url": options.url,
         "model": options.model,
@@ -192,7 +194,7 @@ def _load(options: argparse.Namespace) -> dict[str, Any]:
     from statistics import median
 
     from prefill_decode.endpoint.bench import endless_requests, mean_rate_per_s
-    from prefill_decode.workload import fixed_lengths, make_requests, poisson_arrivals
+    from prefill_decode.workload import fixed_lengths, make_requests
 
     if options.trace is not None:
         requests, trace = _traced(options)
@@ -214,7 +216,8 @@ def _load(options: argparse.Namespace) -> dict[str, Any]:
             "concurrency": options.concurrency or 1,
             "duration_s": options.duration or inf,
         }
-    arrivals_s = poisson_arrivals(options.rate, number or _enough(options), options.seed)
+    burstiness = 1.0 if options.burstiness is None else options.burstiness
+    arrivals_s = _arrivals_s(options.rate, number or _enough(options), burstiness, options.seed)
     arrivals_s = [s for s in arrivals_s if s < (options.duration or inf)]
     if not arrivals_s:
         raise ValueError(
@@ -228,7 +231,18 @@ def _load(options: argparse.Namespace) -> dict[str, Any]:
         "num_requests": len(requests),
         "prompt_tokens": prompt,
         "rate_per_s": options.rate,
+        "burstiness": burstiness,
     }
+
+
+def _arrivals_s(rate_per_s: float, number: int, burstiness: float, seed: int) -> list[float]:
+    from prefill_decode.workload import constant_arrivals, gamma_arrivals, poisson_arrivals
+
+    if burstiness == 0:
+        return constant_arrivals(rate_per_s, number)
+    if burstiness == 1:
+        return poisson_arrivals(rate_per_s, number, seed)
+    return gamma_arrivals(rate_per_s, number, burstiness, seed)
 
 
 def _enough(options: argparse.Namespace) -> int:
@@ -238,7 +252,8 @@ def _enough(options: argparse.Namespace) -> int:
         raise ValueError(
             f"a run plans at most {MOST_REQUESTS} requests; --rate x --duration is {expected:g}"
         )
-    return int(expected + 10 * expected**0.5 + 20)
+    spread = max(1.0, options.burstiness or 0.0)
+    return int(expected + 10 * spread * expected**0.5 + 20 * spread**2)
 
 
 def _traced(options: argparse.Namespace) -> tuple[list["Request"], dict[str, Any]]:

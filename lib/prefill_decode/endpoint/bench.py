@@ -51,6 +51,7 @@ class Plan:
     timeout_s: float = 600.0
     concurrency: int | None = None
     rate_per_s: float | None = None  # of an open loop
+    burstiness: float | None = None  # their coefficient of variation, of gaps that were drawn
     duration_s: float = inf
     seed: int = 0
     prompt_ids: bool = False
@@ -91,7 +92,8 @@ async def run_bench(plan: Plan, show: Callable[[Progress], None]) -> Bench:
         target, prompts = await probed(session, target, plan, notes)
         overhead = None
         if plan.overhead:
-            overhead = await measure_overhead(plan.concurrency, plan.rate_per_s or 0.0)
+            rate_per_s = plan.rate_per_s or 0.0
+            overhead = await measure_overhead(plan.concurrency, rate_per_s, plan.prompt_tokens)
         warmup = await _warmed_up(session, target, prompts, plan)
         load = Load(session, target, prompts, Progress(plan.num_requests))
         with _stopped_by_signals(load.stop):

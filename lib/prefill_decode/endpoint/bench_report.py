@@ -65,6 +65,7 @@ def report(bench: Bench, objectives: Objectives = NO_OBJECTIVES) -> dict[str, An
         "model": bench.target.model,
         "loop": plan.loop,
         "rate_per_s": plan.rate_per_s,
+        "burstiness": plan.burstiness,
         "concurrency": plan.concurrency,
         "trace": plan.trace,
         "seed": plan.seed,
@@ -74,6 +75,7 @@ def report(bench: Bench, objectives: Objectives = NO_OBJECTIVES) -> dict[str, An
         "num_answered": len(answered),
         "num_failed": len(exchanges) - len(answered),
         "num_cut_off": bench.num_cut,
+        "num_resent": sum(each.num_resent for each in exchanges),
         "num_ended_by_model": sum(_ended_by_model(each) for each in exchanges),
         "interrupted": bench.interrupted,
         "num_warmup": len(bench.warmup),
@@ -136,6 +138,7 @@ def exchange_line(exchange: Exchange) -> dict[str, Any]:
         "planned_s": request.arrival_s,
         "sent_s": exchange.sent_s,
         "ended_s": exchange.ended_s,
+        "num_resent": exchange.num_resent,
         "asked_prompt_tokens": request.prompt_tokens,
         "asked_output_tokens": request.output_tokens,
         **exchange.result.as_dict(),
@@ -149,6 +152,9 @@ def _notes(bench: Bench, answered: Sequence[RequestRecord], objectives: Objectiv
         held = set(EXTENSIONS) <= set(bench.target.optional)
         why = "though it was told to go on" if held else "which the server cannot be told not to"
         notes.append(f"in {ended} answers the model ended before the length asked, {why}")
+    resent = sum(each.num_resent for each in bench.exchanges)
+    if resent:
+        notes.append(f"{resent} times the server had closed a kept connection: sent on another")
     uncounted = sum(not record.tokens_counted for record in answered)
     if uncounted:
         notes.append(f"{uncounted} answers report no usage: their tokens and TPOT are unknown")
@@ -205,7 +211,9 @@ def _loop(found: dict[str, Any]) -> str:
     if found["loop"] == "closed":
         return f"closed loop, {found['concurrency']} streams"
     rate = format_significant(found["rate_per_s"] or nan)
-    return f"open loop, {rate} requests/s planned" + (" from a trace" if found["trace"] else "")
+    told = f"open loop, {rate} requests/s planned" + (" from a trace" if found["trace"] else "")
+    burstiness = found["burstiness"]
+    return told if burstiness in (None, 1) else f"{told}, burstiness {burstiness:g}"
 
 
 def _prompts(found: dict[str, Any]) -> str:

@@ -5,7 +5,9 @@ that parsing delays no other answer's stamp by much. What remains of the client'
 measured (overhead.py).
 
 Counts:  seconds on the machine's monotonic clock. A connection is part of the time to first token
-         where one has to be made; it is kept for the next request.
+         where one has to be made; it is kept for the next request. A request whose kept connection
+         ends before any answer, because the server had closed it, is sent again on another; its
+         time still runs from the first sending.
 Ignores: proxies that the environment names.
 Failed:  any status but 200, an answer that is no stream of events, and whatever ends it early: in
          words, never as an exception.
@@ -34,6 +36,7 @@ from prefill_decode.event_stream import (
 
 MOST_ANSWER_BYTES = 256 * 2**20
 MOST_MESSAGE_BYTES = 64 * 2**10  # of an answer that is no stream
+MOST_MODELS_BYTES = 8 * 2**20  # of a list of models
 MOST_MESSAGE = 300  # characters
 PROBE_S = 20.0  # for a list of models
 KEEP_ALIVE_S = 3.0  # servers close an idle connection after 5 s or more: never use it then
@@ -99,6 +102,7 @@ class Answer:
     reads: tuple[tuple[float, bytes], ...]
     status: int | None  # None if no answer began
     failure: str | None
+    num_resent: int = 0  # times that a kept connection turned out to be closed
 
 
 def base_url(url: str) -> str:
@@ -124,9 +128,18 @@ def base_url(url: str) -> str:
 def open_session() -> aiohttp.ClientSession:
     """A session in which no request waits for another, nor for a limit of the client's."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=None)
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_reuseconn.append(_note_reuse)
     return aiohttp.ClientSession(
-        connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=None)
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
+        trace_configs=[trace],
     )
+
+
+async def _note_reuse(session: object, context: Any, reused: object) -> None:
+    if context.trace_request_ctx is not None:
+        context.trace_request_ctx.append(reused)
 
 
 async def served_models(
@@ -138,7 +151,7 @@ async def served_models(
     url = target.base_url + "/models"
     try:
         async with asyncio.timeout(PROBE_S), session.get(url, headers=target.headers) as response:
-            content = await response.content.read(MOST_MESSAGE_BYTES)
+            content = await _whole(response.content, MOST_MODELS_BYTES)
             status = response.status
     except TimeoutError as error:
         raise ValueError(f"{url}: no answer within {PROBE_S:g} s") from error
@@ -156,11 +169,11 @@ async def send(session: aiohttp.ClientSession, target: Target, body: bytes) -> A
     """Sends a request and stamps every read of its answer."""
     reads: list[tuple[float, bytes]] = []
     status, failure = None, None
+    stale: list[object] = []  # kept connections on which the request was sent in vain
     sent_s = time.monotonic()
     try:
         async with asyncio.timeout(target.timeout_s):
-            posting = session.post(target.url, data=body, headers=target.headers)
-            async with posting as response:
+            async with await _posted(session, target, body, stale) as response:
                 status = response.status
                 failure = await _refusal(response)
                 if failure is None:
@@ -169,7 +182,24 @@ async def send(session: aiohttp.ClientSession, target: Target, body: bytes) -> A
         failure = f"no end of the answer within {target.timeout_s:g} s"
     except (aiohttp.ClientError, OSError, ValueError) as error:
         failure = described(error)
-    return Answer(sent_s, time.monotonic(), tuple(reads), status, failure)
+    return Answer(sent_s, time.monotonic(), tuple(reads), status, failure, len(stale))
+
+
+async def _posted(
+    session: aiohttp.ClientSession, target: Target, body: bytes, stale: list[object]
+) -> aiohttp.ClientResponse:
+    """The answer that begins. A server may close a connection that it said it would keep, and
+    llama.cpp's does after every stream; each of those that are left is tried once at most."""
+    while True:
+        reused: list[object] = []
+        try:
+            return await session.post(
+                target.url, data=body, headers=target.headers, trace_request_ctx=reused
+            )
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            if not reused:
+                raise
+            stale += reused
 
 
 async def _read(content: aiohttp.StreamReader, reads: list[tuple[float, bytes]]) -> str | None:
@@ -182,11 +212,22 @@ async def _read(content: aiohttp.StreamReader, reads: list[tuple[float, bytes]])
     return None
 
 
+async def _whole(content: aiohttp.StreamReader, most_bytes: int) -> bytes:
+    """All that comes, up to a limit, or to where the connection is cut."""
+    held = bytearray()
+    with suppress(aiohttp.ClientPayloadError):
+        async for data in content.iter_any():
+            held += data
+            if len(held) >= most_bytes:
+                break
+    return bytes(held[:most_bytes])
+
+
 async def _refusal(response: aiohttp.ClientResponse) -> str | None:
     """Why an answer is no stream of events; None if it is one."""
     if response.status == 200 and response.content_type == "text/event-stream":
         return None
-    data = event_data(await response.content.read(MOST_MESSAGE_BYTES))
+    data = event_data(await _whole(response.content, MOST_MESSAGE_BYTES))
     message = error_message(data)
     if message is None:
         text = data.decode("utf-8", "replace") if isinstance(data, bytes) else json.dumps(data)

@@ -10,15 +10,21 @@ In a closed loop a slow server is asked less often, so its queue never shows. In
 latency also counts from when a request should have been sent: a client that sends late because it
 is itself held up would otherwise leave out the very waits that matter (coordinated omission).
 
+A prompt takes tens of ms to make where it is long, and no request may be sent late for another's.
+Those of an open loop are made before the run starts, as many as AHEAD_S permits, the rest in a
+thread, each once the request before it is being sent. Those of a closed loop are made in a thread
+too, between two requests of a stream, which pauses for so long.
+
 Counts:  seconds from the start of the run.
 Ignores: nothing that was sent: what Ctrl-C cut off is counted apart.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import inf, nan
 from typing import Any, TypeVar
 
 import aiohttp
@@ -30,6 +36,7 @@ from prefill_decode.request import Request
 
 WATCHED_S = 0.25  # between two looks at the progress
 PAUSE_S = 0.1  # of a stream whose request failed
+AHEAD_S = 2.0  # to make prompts before a run; kept connections would close after 3
 T = TypeVar("T")
 
 
@@ -41,6 +48,7 @@ class Exchange:
     sent_s: float
     ended_s: float
     result: StreamResult
+    num_resent: int = 0  # times that it was sent on a connection that the server had closed
 
 
 @dataclass
@@ -55,7 +63,8 @@ class Progress:
 
 @dataclass
 class Load:
-    """Sends requests in one session; `stop` ends the sending, and what is under way."""
+    """Sends requests in one session; `stop` ends the sending, and what is under way. A run starts
+    when its loop begins to send."""
 
     session: aiohttp.ClientSession
     target: Target
@@ -63,22 +72,17 @@ class Load:
     progress: Progress
     observe: Observer | None = None
     stop: asyncio.Event = field(default_factory=asyncio.Event)
-    start_s: float = field(default_factory=time.monotonic)
-
-    def restarted(self) -> "Load":
-        """The same load, whose run starts now."""
-        return replace(self, start_s=time.monotonic())
+    start_s: float = field(default=nan, init=False)
 
     async def open_loop(self, requests: Iterable[Request]) -> tuple[list[Exchange], int]:
         """(what ended, how many were cut off by `stop`). Requests come by arrival."""
         stopped, tasks = asyncio.create_task(self.stop.wait()), []
-        for request in requests:
-            body = self._body(request)
-            wait_s = self.start_s + request.arrival_s - time.monotonic()
-            await asyncio.wait({stopped}, timeout=max(0.0, wait_s))
+        async for request, body in self._with_bodies(requests):
+            await _until(self.start_s + request.arrival_s, stopped)
             if stopped.done():
                 break
             tasks.append(asyncio.create_task(self._send_and_parse(request, body)))
+            await asyncio.sleep(0)  # it begins to send before anything else is made
         return await _ended(tasks, stopped)
 
     async def closed_loop(
@@ -86,16 +90,15 @@ class Load:
     ) -> tuple[list[Exchange], int]:
         """Likewise; each of `concurrency` streams sends until the requests or the time ends."""
         asked, parsing = iter(requests), list[asyncio.Task[Exchange]]()
-        cut = 0
+        cut, self.start_s = 0, time.monotonic()
 
         async def stream() -> None:
             nonlocal cut
-            while time.monotonic() < self.start_s + duration_s and not self.stop.is_set():
-                request = next(asked, None)
-                if request is None:
-                    return
-                body = self._body(request)
+            while (request := next(asked, None)) is not None:
+                body = await asyncio.to_thread(self._body, request)
                 now_s = time.monotonic() - self.start_s
+                if now_s >= duration_s or self.stop.is_set():
+                    return
                 cut += 1
                 answer = await self._send(body)
                 cut -= 1
@@ -108,6 +111,23 @@ class Load:
         streams = [asyncio.create_task(stream()) for _ in range(concurrency)]
         await _ended(streams, stopped)
         return list(await asyncio.gather(*parsing)), cut
+
+    async def _with_bodies(
+        self, requests: Iterable[Request]
+    ) -> AsyncIterator[tuple[Request, bytes]]:
+        """Each request with its body. The run starts once those made ahead of it are there."""
+        asked, ahead = iter(requests), deque[tuple[Request, bytes]]()
+        end_s = time.monotonic() + AHEAD_S
+        while time.monotonic() < end_s and not self.stop.is_set():
+            if (request := next(asked, None)) is None:
+                break
+            ahead.append((request, self._body(request)))
+            await asyncio.sleep(0)  # Ctrl-C, and who watches the progress
+        self.start_s = time.monotonic()
+        while ahead:
+            yield ahead.popleft()
+        for request in asked:
+            yield request, await asyncio.to_thread(self._body, request)
 
     def _body(self, request: Request) -> bytes:
         prompt = self.prompts.prompt(request.request_id, request.prompt_tokens)
@@ -125,7 +145,13 @@ class Load:
         self.progress.ended += 1
         self.progress.failed += not result.success
         sent_s, ended_s = answer.sent_s - self.start_s, answer.ended_s - self.start_s
-        return Exchange(request, max(sent_s, request.arrival_s), ended_s, result)
+        return Exchange(request, sent_s, ended_s, result, answer.num_resent)
+
+
+async def _until(due_s: float, stopped: "asyncio.Task[bool]") -> None:
+    """Returns at that time of the monotonic clock, never before it, or when `stopped` ends."""
+    while (wait_s := due_s - time.monotonic()) > 0 and not stopped.done():
+        await asyncio.wait({stopped}, timeout=wait_s)
 
 
 async def watched(work: "asyncio.Future[T] | asyncio.Task[T]", show: Callable[[], None]) -> T:

@@ -49,9 +49,11 @@ class Overhead:
         }
 
 
-async def measure_overhead(concurrency: int | None, rate_per_s: float) -> Overhead:
+async def measure_overhead(
+    concurrency: int | None, rate_per_s: float, prompt_tokens: int = TOKENS
+) -> Overhead:
     """At so many streams of a closed loop; without them in an open one at this rate, 20/s at
-    least. ValueError if the stub does not start."""
+    least. Prompts are as long as the run's. ValueError if the stub does not start."""
     reads: dict[float, list[tuple[float, float, float]]] = {}  # (read, sent, received) by request
 
     def observe(request_sent_s: float, read_s: float, data: Any) -> None:
@@ -63,18 +65,19 @@ async def measure_overhead(concurrency: int | None, rate_per_s: float) -> Overhe
         target = Target(f"http://127.0.0.1:{port}/v1", "steady", "completions", timeout_s=30.0)
         load = Load(session, target, Prompts(0), Progress(None))
         streams = concurrency or LEAST_REQUESTS // 4
-        await load.closed_loop(_requests([0.0] * streams), streams)  # makes the connections
+        connecting = _requests([0.0] * streams, prompt_tokens)
+        await load.closed_loop(connecting, streams)
         load = replace(load, observe=observe)
         if concurrency is not None:
             arrivals_s = [0.0] * max(LEAST_REQUESTS, 2 * concurrency)
-            await load.closed_loop(_requests(arrivals_s), concurrency)
+            await load.closed_loop(_requests(arrivals_s, prompt_tokens), concurrency)
             shown = f"{concurrency} streams"
         else:
             rate_per_s = max(rate_per_s, LEAST_RATE_PER_S)
             arrivals_s = poisson_arrivals(
                 rate_per_s, max(LEAST_REQUESTS, int(OPEN_S * rate_per_s)), 0
             )
-            await load.restarted().open_loop(_requests(arrivals_s))
+            await load.open_loop(_requests(arrivals_s, prompt_tokens))
             shown = f"{rate_per_s:.3g} requests/s"
     return _overhead(reads, shown)
 
@@ -93,9 +96,9 @@ def _overhead(reads: dict[float, list[tuple[float, float, float]]], load: str) -
     )
 
 
-def _requests(arrivals_s: list[float]) -> list[Request]:
-    lengths = fixed_lengths(TOKENS, len(arrivals_s))
-    return make_requests(arrivals_s, lengths, lengths)
+def _requests(arrivals_s: list[float], prompt_tokens: int) -> list[Request]:
+    prompts = fixed_lengths(prompt_tokens, len(arrivals_s))
+    return make_requests(arrivals_s, prompts, fixed_lengths(TOKENS, len(arrivals_s)))
 
 
 @asynccontextmanager

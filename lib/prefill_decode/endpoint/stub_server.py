@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 FIRST_S, GAP_S, TOKENS = 0.02, 0.005, 8
+BETWEEN_PIECES_S = 0.005
 LONGEST_BODY_BYTES = 16 * 2**20
 BEFORE_FAULT = 2  # tokens that come before a misbehaviour inside the stream
 MODES = (
@@ -38,6 +39,7 @@ MODES = (
     "role_only",
     "empty",  # a stream without events
     "garbage",  # an event that is no JSON
+    "drops",  # a kept connection, when a second request comes on it
     "no_http",
     "closes",  # before it answers
     "never",  # answers
@@ -69,8 +71,9 @@ class StubServer:
         assert task is not None
         self._connections.add(task)
         with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            while await self._answer(reader, writer):
-                pass
+            kept = False
+            while await self._answer(reader, writer, kept):
+                kept = True
         self._connections.discard(task)
         writer.close()
         with suppress(ConnectionError):
@@ -82,7 +85,9 @@ class StubServer:
             task.cancel()
         await asyncio.gather(*self._connections)
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: bool
+    ) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         received_s = time.monotonic()
         if head.startswith("GET"):
@@ -90,6 +95,8 @@ class StubServer:
             await _send_whole(writer, "200 OK", "application/json", json.dumps(models))
             return True
         body = json.loads(await reader.readexactly(_content_length(head)))
+        if kept and body.get("model") == "drops":
+            return False
         self.bodies.append(body)
         self.now += 1
         self.most_at_once = max(self.most_at_once, self.now)
@@ -236,9 +243,13 @@ def _write_head(writer: asyncio.StreamWriter, status: str, kind: str, length: st
 
 
 async def _send_whole(writer: asyncio.StreamWriter, status: str, kind: str, text: str) -> None:
+    """An answer that is no stream, in two pieces, as it may come from any server."""
     content = text.encode()
     _write_head(writer, status, kind, f"Content-Length: {len(content)}")
-    writer.write(content)
+    writer.write(content[: len(content) // 2])
+    await writer.drain()
+    await asyncio.sleep(BETWEEN_PIECES_S)
+    writer.write(content[len(content) // 2 :])
     await writer.drain()
 
 
