@@ -8,10 +8,10 @@ import pytest
 
 from prefill_decode.endpoint.launch import ServedHere
 from prefill_decode.endpoint.shapes import KNOWN, SEEN, STUB, ShapeRunner, shared_gaps_s
-from prefill_decode.event_stream import read_stream
 from prefill_decode.measure import interleave
 from prefill_decode.step import Chunk
 from tests.endpoint.test_serve_command import CONFIG
+from tests.streams import read_stream
 
 
 @pytest.fixture
