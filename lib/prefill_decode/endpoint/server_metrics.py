@@ -3,11 +3,12 @@
 Each server has a registry of its own. Counts of tokens, steps and blocks are the engine's, as of
 its last step; times are those that the service takes.
 
-Counts:  requests to the two routes that generate, by outcome: completed; cancelled (the client left,
-         or read too slowly); failed (an answer of 500, or one that the engine or the server's end
-         broke off); refused (an answer of 4xx or 503, before the engine had it).
-Ignores: requests that never reach those routes, for want of a key or under a foreign name; the time from the server to the client: TTFT ends where the step ends that samples the
-         first token, and ITL is between such ends.
+Counts:  requests to the two routes that generate, by outcome: completed; cancelled (the client
+         left, or read too slowly); failed (an answer of 500, or one that the engine or the
+         server's end broke off); refused (an answer of 4xx or 503, before the engine had it).
+Ignores: requests that reach no such route, for want of a key or under a foreign name; the time
+         from the server to the client: TTFT ends where the step ends that samples the first
+         token, and ITL is between such ends.
 """
 
 from collections.abc import Callable, Iterable
