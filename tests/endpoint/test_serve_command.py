@@ -58,7 +58,7 @@ def test_it_serves_says_where_and_stops_when_told_with_exit_code_0(config):
     try:
         line = process.stdout.readline()
         assert line.startswith("prefill-decode serves small at http://127.0.0.1:")
-        assert "policy prefill_first" in line
+        assert "random weights, policy prefill_first" in line
         assert "40 blocks of 16 tokens" in line
         url = line.split(" at ")[1].split(": ")[0]
         assert httpx.get(f"{url}/models").status_code == 401
@@ -116,7 +116,26 @@ def test_a_folder_with_weights_is_served_with_them_and_another_with_random_ones(
     read = find_model(ServeOptions(model=str(config)), machine)
     assert torch.equal(read.weights.embedding, stored.model.embed_tokens.weight)
     assert drawn.spec == read.spec
+    assert (drawn.random, read.random) == (True, False)
     assert not torch.equal(read.weights.embedding, drawn.weights.embedding)
+
+
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt", "pytorch_model.bin.index.json"]
+)
+def test_a_folder_whose_weights_are_no_safetensors_is_refused_and_not_made_up(config, name, capsys):
+    (config / name).write_bytes(b"{}")
+    assert cli.main(["serve", "--device", "cpu", "--port", "0", "--model", str(config)]) == 2
+    assert "weights are read from model.safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("own", "most"), [(512, 512), (10**6, 16_384), (None, 16_384)])
+def test_a_sequence_is_no_longer_than_its_config_has_it(config, own, most):
+    written = {**CONFIG, "max_position_embeddings": own}
+    (config / "config.json").write_text(json.dumps(written))
+    options = ServeOptions(model=str(config), block_tokens=128)
+    model = find_model(options, describe_machine("cpu"))
+    assert build_engine(options, model, "cpu", 200, SchedulerSettings()).capacity_tokens == most
 
 
 def test_the_cache_takes_what_memory_it_is_given(config):
