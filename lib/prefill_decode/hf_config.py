@@ -247,6 +247,19 @@ def find(word: str, dtype: str | None = None) -> ModelSpec:
     )
 
 
+def most_positions(path: Path) -> int | None:
+    """The longest sequence of a config.json, or of that in a folder, as its author has set it;
+    None where there is no such file, or no limit in it. How rotary positions are stretched adds
+    nothing: newer configs give the length that is reached so."""
+    if not (path.is_file() or (path / "config.json").is_file()):
+        return None
+    config, name = read_config(path)
+    keys = Keys(_decoder_part(config, name), name)
+    if keys.get("max_position_embeddings") is None:
+        return None
+    return keys.count("max_position_embeddings")
+
+
 def _decoder_part(config: Any, name: str) -> Mapping[str, Any]:
     """The config of the text decoder, which a multimodal config holds in text_config."""
     if not isinstance(config, Mapping):

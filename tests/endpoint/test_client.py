@@ -111,7 +111,8 @@ def test_an_answer_that_is_no_stream_is_read_to_its_end(stub):
         async with open_session() as session:
             return await served_models(session, Target(f"http://127.0.0.1:{stub.port}/v1", ""))
 
-    assert asyncio.run(search()) == list(MODES)  # which the stub sends in two pieces
+    # which the stub sends in two pieces
+    assert asyncio.run(search()) == (list(MODES), None)
 
 
 def test_a_request_whose_kept_connection_was_closed_is_sent_again_on_another(stub):

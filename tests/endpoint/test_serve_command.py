@@ -80,7 +80,7 @@ def test_it_serves_says_where_and_stops_when_told_with_exit_code_0(config):
     try:
         line = process.stdout.readline()
         assert line.startswith("prefill-decode serves small at http://127.0.0.1:")
-        assert "policy prefill_first" in line
+        assert "random weights, policy prefill_first" in line
         assert "40 blocks of 16 tokens" in line
         url = line.split(" at ")[1].split(": ")[0]
         assert httpx.get(f"{url}/models").status_code == 401
@@ -144,7 +144,26 @@ def test_a_folder_with_weights_is_served_with_them_and_another_with_random_ones(
     read = find_model(ServeOptions(model=str(config)), machine)
     assert torch.equal(read.weights.embedding, stored.model.embed_tokens.weight)
     assert drawn.spec == read.spec
+    assert (drawn.random, read.random) == (True, False)
     assert not torch.equal(read.weights.embedding, drawn.weights.embedding)
+
+
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt", "pytorch_model.bin.index.json"]
+)
+def test_a_folder_whose_weights_are_no_safetensors_is_refused_and_not_made_up(config, name, capsys):
+    (config / name).write_bytes(b"{}")
+    assert cli.main(["serve", "--device", "cpu", "--port", "0", "--model", str(config)]) == 2
+    assert "weights are read from model.safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("own", "most"), [(512, 512), (10**6, 16_384), (None, 16_384)])
+def test_a_sequence_is_no_longer_than_its_config_has_it(config, own, most):
+    written = {**CONFIG, "max_position_embeddings": own}
+    (config / "config.json").write_text(json.dumps(written))
+    options = ServeOptions(model=str(config), block_tokens=128)
+    model = find_model(options, describe_machine("cpu"))
+    assert build_engine(options, model, "cpu", 200, SchedulerSettings()).capacity_tokens == most
 
 
 def test_the_cache_takes_what_memory_it_is_given(config):
@@ -159,18 +178,6 @@ def test_the_cache_takes_what_memory_it_is_given(config):
     )
     assert (engine.capacity_tokens, engine.state().num_blocks) == (4 * 32, 4)
     assert not engine.scheduler.pool.reuse
-
-
-def test_a_port_that_is_taken_while_the_model_loads_is_one_sentence(config, capsys, monkeypatch):
-    with bind("127.0.0.1", 0) as rival:  # two sockets may have one port until one of them listens
-        find = starting.find_model
-        monkeypatch.setattr(starting, "find_model", lambda *a: (rival.listen(), find(*a))[1])
-        port = str(rival.getsockname()[1])
-        words = ["--model", str(config), "--port", port, "--blocks", "4", "--device", "cpu"]
-        assert cli.main(["serve", *words]) == 2
-    told = capsys.readouterr().err
-    assert f"another server took http://127.0.0.1:{port} while this one was loading" in told
-    assert told.count("\n") == 1
 
 
 def test_a_server_whose_first_line_nobody_reads_serves_all_the_same(monkeypatch):

@@ -292,3 +292,23 @@ def test_a_token_is_shown_as_soon_as_it_is_whole():
     assert pieces(ByteTokenizer(300), ids) == ["a", "", "", "你", "b", ""]
     assert pieces(ByteTokenizer(300), ids[:-2]) == ["a", "", "", "\ufffd"]
     assert pieces(ByteTokenizer(300), [0xE4, 65]) == ["", "\ufffdA", ""]
+
+
+def test_tokens_without_text_are_not_kept(tokenizer):
+    """Else each would be decoded again with every later one."""
+    longest = 0
+    decode = tokenizer.decode
+
+    class Watched:
+        byte_ids, token_bytes = tokenizer.byte_ids, tokenizer.token_bytes
+
+        def decode(self, ids):
+            nonlocal longest
+            longest = max(longest, len(ids))
+            return decode(ids)
+
+    silent = next(one for one in range(tokenizer.vocab_size) if not tokenizer.token_bytes(one))
+    text = tokenizer.encode("the")
+    ids = [*[silent] * 50, *text, *[silent] * 50]
+    assert "".join(pieces(Watched(), ids)) == decode(ids)
+    assert longest < 20

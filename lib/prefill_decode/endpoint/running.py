@@ -130,13 +130,7 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        try:
-            await super().startup(sockets)
-        except OSError as error:
-            where = url_of(sockets[0]) if sockets else "the address"
-            raise ValueError(
-                f"another server took {where} while this one was loading: {error}"
-            ) from error
+        await super().startup(sockets)
         self.ready()
 
 

@@ -13,7 +13,7 @@ from prefill_decode.endpoint.server import Served, create_app
 from prefill_decode.endpoint.server_metrics import ServerMetrics
 from prefill_decode.endpoint.service import Service
 from prefill_decode.endpoint.tokenizer import Tokenizer, find_tokenizer
-from prefill_decode.engine.checkpoint import read_checkpoint
+from prefill_decode.engine.checkpoint import has_weights, read_checkpoint
 from prefill_decode.engine.linear import copies_of_weights
 from prefill_decode.engine.serving import ServingEngine, build_serving_engine
 from prefill_decode.engine.step_runner import choose_model
@@ -25,7 +25,7 @@ from prefill_decode.scheduling import Policy, SchedulerSettings
 from prefill_decode.units import GB, format_bytes
 
 SHARE_OF_MEMORY = 1 / 8  # of what the weights leave, for the cache
-MOST_SEQUENCE_TOKENS = 16_384  # where the model itself sets no limit
+MOST_SEQUENCE_TOKENS = 16_384  # where the model itself sets no lower limit
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class Model:
     spec: ModelSpec
     weights: Weights
     tokenizer: Tokenizer
+    random: bool  # whether its weights are stored nowhere
+    most_tokens: int | None  # of a sequence, as its config has it
 
 
 def start(
@@ -85,7 +87,8 @@ def start(
         tokens = num_blocks * options.block_tokens
         cache = format_bytes(model.spec.kv_bytes_kept_by_engine(tokens))
         ready = (
-            f"prefill-decode serves {name} at {url_of(bound)}/v1: policy {options.policy}, "
+            f"prefill-decode serves {name} at {url_of(bound)}/v1: "
+            f"{'random weights, ' if model.random else ''}policy {options.policy}, "
             f"KV cache {cache}, {num_blocks} blocks of {options.block_tokens} tokens"
         )
         service = Service(engine, ServerMetrics())
@@ -109,14 +112,16 @@ def _check_reach(options: ServeOptions) -> None:
 
 
 def find_model(options: ServeOptions, machine: Machine) -> Model:
-    """The model that is asked for: weights from a folder that has them, random ones otherwise."""
+    """The model that is asked for: weights from a folder that has any, random ones otherwise."""
     folder = Path(options.model) if Path(options.model).is_dir() else None
-    if folder is not None and any(folder.glob("*.safetensors")):
+    stored = folder is not None and has_weights(folder)
+    if folder is not None and stored:
         spec, weights = read_checkpoint(folder, machine.device, options.dtype)
     else:
         spec = _shape(options, machine)
         weights = random_weights(spec, machine.device, options.seed)
-    return Model(spec, weights, find_tokenizer(folder, spec.vocab_size))
+    most = hf_config.most_positions(Path(options.model))
+    return Model(spec, weights, find_tokenizer(folder, spec.vocab_size), not stored, most)
 
 
 def _shape(options: ServeOptions, machine: Machine) -> ModelSpec:
@@ -162,7 +167,7 @@ def build_engine(
     num_blocks: int,
     settings: SchedulerSettings,
 ) -> ServingEngine:
-    tokens = MOST_SEQUENCE_TOKENS
+    tokens = min(MOST_SEQUENCE_TOKENS, model.most_tokens or MOST_SEQUENCE_TOKENS)
     if model.spec.positions == "learned":
         tokens = min(tokens, model.spec.vectors.position_rows)
     return build_serving_engine(

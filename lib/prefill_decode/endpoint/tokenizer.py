@@ -173,9 +173,11 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """What can be shown now: often the token's text, sometimes nothing, sometimes more."""
+        text = self.tokenizer.decode([*self._ids, token_id])
+        if text == self._text and not self.tokenizer.token_bytes(token_id):
+            return ""  # a special token: without text ever, and no end of a run of bytes
         self._ids.append(token_id)
-        before, self._text = self._text, self.tokenizer.decode(self._ids)
-        silent = self._text == before  # a special token, which does not end a run of bytes
+        silent, self._text = text == self._text, text
         self._in_run = token_id in self.tokenizer.byte_ids or (self._in_run and silent)
         return "" if self._in_run or self._text.endswith(HALF) else self._show()
 

@@ -27,6 +27,7 @@ from prefill_decode.model_spec import ModelSpec
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 STORED_DTYPES = ("F64", "F32", "BF16", "F16")
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 UNUSED_ENDING = "rotary_emb.inv_freq"  # old folders store what follows from the config
 
 
@@ -43,6 +44,11 @@ def read_checkpoint(
         weights = _weights(model, tensors)
         tensors.refuse_rest()
     return model, weights
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has files of weights, those that are refused included."""
+    return bool(_found(folder, ("*.safetensors", "*.index.json", *PICKLED)))
 
 
 def read_stored_model(folder: Path, dtype: str | None = None) -> ModelSpec:
@@ -181,13 +187,17 @@ class _Tensors:
         return tensor
 
 
+def _found(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    return sorted(path for pattern in patterns for path in folder.glob(pattern))
+
+
 def _files(folder: Path) -> Mapping[Path, set[str]]:
     """The files of weights, each with the tensors that an index expects in it."""
     if (folder / WHOLE).exists():
         return {folder / WHOLE: set()}
     if (folder / INDEX).exists():
         return _indexed(folder)
-    pickled = sorted(path.name for path in folder.glob("*.bin"))
+    pickled = [path.name for path in _found(folder, PICKLED)]
     came = f"{pickled[0]}, which is pickled and could run code" if pickled else "neither"
     raise ValueError(
         f"{folder}: weights are read from {WHOLE} or the files of {INDEX}; got {came}: save them "

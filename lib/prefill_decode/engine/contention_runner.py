@@ -100,6 +100,11 @@ class ContentionRunner:
     def ttft(name: str) -> str:
         return f"{name}: TTFT"
 
+    def names_by(self, episodes: Mapping[int, str]) -> tuple[dict[int, str], dict[int, str]]:
+        """The names of the worst gap and of the TTFT of each episode."""
+        gaps = {key: self.worst_gap(name) for key, name in episodes.items()}
+        return gaps, {key: self.ttft(name) for key, name in episodes.items()}
+
     @property
     def heaviest(self) -> dict[str, list[Chunk]]:
         """The step of each episode that does most, by the name of its worst gap."""
