@@ -9,13 +9,22 @@ from typing import Any, Literal
 
 from prefill_decode.measure import Ceilings, Timings
 from prefill_decode.plots.figures import _decade_ticks, _plain_ticks, _reach
-from prefill_decode.plots.svg import BLUE, INK, ORANGE, Figure, as_figure, canvas
+from prefill_decode.plots.svg import (
+    BLUE,
+    INK,
+    ORANGE,
+    WIDTH_INCHES,
+    Figure,
+    as_figure,
+    canvas,
+)
 from prefill_decode.plots.tables import Text, format_interval_s, table
 from prefill_decode.plots.tables import closing as timer_says
 from prefill_decode.roofline import StepWork
 from prefill_decode.units import MS, format_seconds, format_significant
 
 GREEN, PURPLE = "#1f9e77", "#b05fb0"
+STACKED_HEIGHT_INCHES = 6.2  # two panels, one above the other: a phone is narrow
 LOOKS = ((INK, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"))
 APART = 1.06  # between the points of two engines, so that neither hides the other
 
@@ -55,7 +64,8 @@ def shapes_of_engines(
         _Panel("streams", "gap", "gap between tokens", "streams at once", by_streams),
     )
     with canvas() as figure:
-        for axes, panel in zip(figure.subplots(1, 2), panels, strict=True):
+        figure.set_size_inches(WIDTH_INCHES, STACKED_HEIGHT_INCHES)
+        for axes, panel in zip(figure.subplots(2, 1), panels, strict=True):
             _draw(axes, panel, times)
             _draw_lines(axes, panel, times, works, ceilings)
         if len(ttft) > 1:
