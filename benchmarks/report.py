@@ -74,16 +74,23 @@ def report(record: Record) -> str:
         f"{len(rounds)} rounds, of which {len(rounds) - len(quiet)} left out because other "
         "processes took the cores."
     ]
+    closing += ceilings_and_versions(record)
+    return engines_table(rounds, model) + "\n\n" + " ".join(closing)
+
+
+def ceilings_and_versions(record: Record) -> list[str]:
+    """A sentence on the ceilings of the quiet rounds, if there were any, and one on what ran."""
+    quiet = [r for r in record.rounds if not r.disturbed]
+    said = []
     if quiet:
         peak = median_interval([r.peak_flops_per_s for r in quiet]).median
         bandwidth = median_interval([r.bandwidth_bytes_per_s for r in quiet]).median
-        closing.append(
+        said.append(
             f"Ceilings in these rounds, medians: {format_si(peak, 'FLOP/s')} and "
             f"{format_si(bandwidth, 'B/s')}."
         )
     versions = "; ".join(f"{name} {version}" for name, version in record.versions.items())
-    closing.append(f"Versions: {versions}.")
-    return engines_table(rounds, model) + "\n\n" + " ".join(closing)
+    return [*said, f"Versions: {versions}."]
 
 
 def engines_table(rounds: Sequence[Round], model: ModelSpec) -> str:

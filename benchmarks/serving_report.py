@@ -4,7 +4,7 @@ A ratio is taken inside each quiet round that holds both engines; its interval i
 
 from dataclasses import dataclass
 
-from report import OURS, Record, Round, times_s
+from report import OURS, Record, Round, ceilings_and_versions, times_s
 
 from prefill_decode import hf_config
 from prefill_decode.hardware import Hardware
@@ -13,7 +13,6 @@ from prefill_decode.plots.tables import format_interval, table
 from prefill_decode.roofline import step_work
 from prefill_decode.statistics import median_interval, ratio_interval
 from prefill_decode.step import Chunk
-from prefill_decode.units import format_si
 
 HEADER = ("server", "output tokens/s", "over ours", "n", "least time / time")
 
@@ -60,15 +59,7 @@ def serving_report(record: Record, step: str) -> str:
         f"{record.model} in float32, {len(record.rounds)} rounds, of which "
         f"{len(record.rounds) - len(quiet)} left out because other processes took the cores."
     ]
-    if quiet:
-        peak = median_interval([r.peak_flops_per_s for r in quiet]).median
-        bandwidth = median_interval([r.bandwidth_bytes_per_s for r in quiet]).median
-        closing.append(
-            f"Ceilings in these rounds, medians: {format_si(peak, 'FLOP/s')} and "
-            f"{format_si(bandwidth, 'B/s')}."
-        )
-    versions = "; ".join(f"{name} {version}" for name, version in record.versions.items())
-    closing.append(f"Versions: {versions}.")
+    closing += ceilings_and_versions(record)
     return serving_table(record, step) + "\n\n" + " ".join(closing)
 
 

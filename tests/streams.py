@@ -1,13 +1,8 @@
 """Streamed answers written by hand: chunks as OpenAI-compatible servers send them."""
 
 import json
-from pathlib import Path
-
-import pytest
 
 from prefill_decode.event_stream import StreamReader
-
-CASES = Path("/work/shared/cases")  # absent outside the authors' machines: those tests skip
 
 
 def chat(content=None, finish=None, usage=None, index=0, **delta):
@@ -40,19 +35,6 @@ def read_stream(events, max_tokens=None):
     for t_s, data in events:
         reader.take(t_s, data)
     return reader.finish()
-
-
-def case(name):
-    """(input, expected values by name) of a case file."""
-    path = CASES / f"{name}.json"
-    if not path.is_file():
-        pytest.skip("the case files are not here")
-    found = json.loads(path.read_text())
-    return found["input"], {each["name"]: each["value"] for each in found["expected"]}
-
-
-def pairs(events):
-    return [(event["t"], event["data"]) for event in events]
 
 
 def sse(data):

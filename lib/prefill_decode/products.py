@@ -6,9 +6,10 @@ own product uses one library, which on some processors leaves half of their vect
 is another, and the compiled kernel a third. So it is found out once, in about a second, and kept
 in the user's cache folder, one file for each processor, compiled source and version of torch.
 
-Ignores: the sizes of a model's own matrices; one stands for all. The least of
-         several times counts, so a neighbour that takes the cores for a moment changes nothing;
-         and what is kept was found twice.
+Ignores: the sizes of a model's own matrices; one stands for all. The least of several times
+         counts, and what is kept was found twice, so a neighbour that takes the cores for a moment
+         changes nothing. One that stays can make the choice wrong, and a wrong choice is kept:
+         steps are slower until the file `products-*.json` is deleted. No record tells the choice.
 """
 
 import json

@@ -9,7 +9,7 @@ from prefill_decode.endpoint.bench_report import exchange_line, report, table
 from prefill_decode.endpoint.client import Target
 from prefill_decode.endpoint.load import Exchange
 from prefill_decode.request import Request
-from tests.streams import case, chat, completion, pairs, read_stream, total
+from tests.streams import chat, completion, read_stream, total
 
 
 def bench_of(streams, duration_s):
@@ -59,20 +59,32 @@ def test_a_run_in_which_nothing_ended_has_no_report():
         report(bench_of({}, 1.0))
 
 
-def test_case_h09_failures_inside_streams():
-    given, expected = case("H09")
-    streams = {
-        each["id"]: (pairs(each["events"]), each["max_tokens"]) for each in given["requests"]
-    }
-    found = bench_of(streams, given["run_seconds"])
+def test_a_failure_inside_a_stream_of_status_200_is_a_failure():
+    """One answer, one that breaks off, one that never began, one that says nothing: in 2 s."""
+    stopped = {"error": {"message": "engine stopped", "type": "InternalServerError", "code": 500}}
+    times_s = (0.1, 0.12, 0.14, 0.16)
+    answered = [(t_s, chat(letter)) for t_s, letter in zip(times_s, "abcd", strict=True)]
+    answered[-1] = (0.16, chat("d", "length"))
+    found = bench_of(
+        {
+            "A": ([*answered, (0.161, total(4)), (0.162, "[DONE]")], 4),
+            "B": ([*answered[:2], (0.13, stopped), (0.131, "[DONE]")], 100),
+            "C": ([(0.02, stopped), (0.021, "[DONE]")], 100),
+            "D": ([], 100),
+        },
+        2.0,
+    )
     told = report(found)
-    assert (told["num_answered"], told["num_failed"]) == (expected["completed"], expected["failed"])
-    assert told["num_failed"] / told["num_sent"] == expected["error_rate"]
-    assert told["output_tokens"] == expected["output_tokens_total"]
-    assert told["output_tokens_per_s"] == expected["output_tokens_per_s"]
+    assert (told["num_answered"], told["num_failed"]) == (1, 3)
+    assert told["num_failed"] / told["num_sent"] == 0.75
+    assert (told["output_tokens"], told["output_tokens_per_s"]) == (4, 2.0)
     p50 = told["from_sent"]["ttft_s"]["p50"]
-    assert ([p50["value"]], p50["n"]) == (expected["ttft_samples"], 1)
+    assert (p50["value"], p50["n"]) == (0.1, 1)
     lines = [exchange_line(each) for each in found.exchanges]
-    status = {line["request_id"]: "ok" if line["success"] else "failed" for line in lines}
-    assert status == expected["request_status"]
+    assert {line["request_id"]: line["success"] for line in lines} == {
+        "A": True,
+        "B": False,
+        "C": False,
+        "D": False,
+    }
     assert {"message": "engine stopped", "count": 2} in told["errors"]

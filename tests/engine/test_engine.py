@@ -5,12 +5,14 @@ recomputed, attention by explicit loops over heads.
 """
 
 import random
+from math import inf
 
 import pytest
 import torch
 
-from prefill_decode.engine import Engine, SequenceChunk
+from prefill_decode.engine import Engine, SequenceChunk, linear
 from prefill_decode.model_spec import ModelSpec, Vectors
+from prefill_decode.products import ALL_ROWS, FastestProducts, onednn_has
 
 
 def plain_norm(rows, epsilon):
@@ -169,6 +171,27 @@ def test_float32_agrees_with_float64_in_every_way_to_multiply(num_tokens, kernel
     ids = [(7 * i) % 97 for i in range(num_tokens)]
     logits = small.forward([SequenceChunk(0, ids)]).double()
     expected = exact.forward([SequenceChunk(0, ids)])
+    torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.skipif(not onednn_has(torch.float32), reason="torch was built without oneDNN")
+@pytest.mark.parametrize("has_room", [True, False])
+@pytest.mark.parametrize("most_rows", [0, 2, ALL_ROWS])
+@pytest.mark.parametrize("by_onednn", [True, False])
+def test_every_choice_of_product_gives_the_same_logits(
+    monkeypatch, kernels_or_not, has_room, most_rows, by_onednn
+):
+    """Whatever this machine would choose: the kernel, torch, oneDNN, with and without a copy."""
+    model = ModelSpec("m", 2, 48, 80, 6, 2, 8, 97, False, qkv_bias=True, dtype="float32")
+    ids = [(7 * i) % 97 for i in range(20)]
+    usual = Engine(model, num_slots=1, capacity_tokens=32, seed=5)
+    expected = usual.forward([SequenceChunk(0, ids)])
+    chosen = FastestProducts(most_rows, by_onednn, packed=True)
+    monkeypatch.setattr(linear, "fastest_products", lambda device_type, dtype: chosen)
+    monkeypatch.setattr(linear, "SPARE_BYTES", 0 if has_room else inf)
+    engine = Engine(model, num_slots=1, capacity_tokens=32, seed=5)
+    assert (engine.weights.lm_head.packed is not None) == has_room
+    logits = engine.forward([SequenceChunk(0, ids)])
     torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-5)
 
 

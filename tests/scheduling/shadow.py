@@ -83,7 +83,7 @@ def check_pool(
     assert sorted(free + list(holders)) == list(range(pool.num_blocks)), "lost, or free and held"
     assert pool.num_free == pool.num_blocks - len(holders)
     assert {block: contents for contents, block in pool._block_of.items()} == pool._hash_of
-    assert pool.num_published == len(pool._hash_of)
+    assert len(pool._block_of) == len(pool._hash_of)
     assert set(pool._kept) == set(pool._hash_of) - set(holders), "kept is what is published, free"
     for block, contents in pool._hash_of.items() if shadow else ():
         assert shadow is not None

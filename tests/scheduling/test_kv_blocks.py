@@ -121,7 +121,7 @@ def test_ends_are_forgotten_before_beginnings_and_the_longest_unused_before_othe
     pool.release(old)
     pool.release(young)
     assert [pool.allocate(1)[0] for _ in range(5)] == old[::-1] + young[::-1]
-    assert pool.num_published == 0
+    assert len(pool._block_of) == 0
 
 
 def test_what_is_matched_and_released_again_is_young():
@@ -153,7 +153,7 @@ def test_the_first_block_with_given_contents_stays_the_one():
     assert pool.match(["a"]) == [first]
     assert pool.match(["b"]) == []
     pool.release([first, first, second])
-    assert pool.num_published == 1
+    assert len(pool._block_of) == 1
 
 
 def test_a_failed_allocation_changes_nothing():
@@ -170,7 +170,7 @@ def test_with_reuse_off_nothing_is_found_again():
     pool.publish(block[0], "a")
     pool.release(block)
     assert pool.match(["a"]) == []
-    assert pool.num_published == 0
+    assert len(pool._block_of) == 0
 
 
 def test_free_blocks_are_neither_shared_nor_released_nor_published():

@@ -157,10 +157,6 @@ class Service:
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join, JOIN_S)
 
-    @property
-    def healthy(self) -> bool:
-        return not self.stopping and self.failure is None
-
     def check_open(self) -> None:
         """ApiError 503 where no new request can be taken."""
         if self.failure is not None:

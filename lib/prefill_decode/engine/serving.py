@@ -74,7 +74,6 @@ class ServingEngine:
         self._answers: dict[str, dict[int, SequenceState]] = {}
         self._asked: dict[SequenceState, tuple[str, int, Sampling]] = {}
         self._steps = self._prompt_tokens = self._sampled_tokens = 0
-        self.last_step: ScheduledStep | None = None
 
     @property
     def has_work(self) -> bool:
@@ -132,7 +131,6 @@ class ServingEngine:
     def step(self) -> list[SampledToken]:
         """Run one step of whatever is scheduled; the tokens it gave."""
         step = self.scheduler.next_step()
-        self.last_step = step
         if step is None:
             return []
         self.engine.copy_blocks(step.copies)

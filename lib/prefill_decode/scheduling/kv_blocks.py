@@ -47,10 +47,6 @@ class BlockPool:
         """Blocks that nobody holds, whether or not their contents are remembered."""
         return len(self._empty) + len(self._kept)
 
-    @property
-    def num_published(self) -> int:
-        return len(self._block_of)
-
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)
 
