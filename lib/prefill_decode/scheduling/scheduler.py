@@ -17,8 +17,8 @@ all is never preempted and moves whenever decodes run. With chunked and decode_f
 every step, a sequence ends within as many steps as it and those before it have tokens to run. With
 the other two, prompts that keep coming and end with their first token can hold decodes up for ever.
 
-The caller runs the step and says what was sampled; time does not exist here. The engine and the
-simulator are two such callers.
+The caller runs the step and says what was sampled; time does not exist here. The serving engine is
+one such caller; a rehearsal, which runs nothing, is another.
 
 Source:  Yu et al., "Orca" (2022), for scheduling step by step; Agrawal et al., "Sarathi-Serve"
          (2024), for chunks beside decodes; Kwon et al., "PagedAttention" (2023), section 4.5, for

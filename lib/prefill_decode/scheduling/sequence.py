@@ -16,7 +16,7 @@ FinishReason = Literal["stop", "length"]
 @dataclass(slots=True, eq=False)
 class SequenceState:
     """`token_ids` are the prompt's and then the answer's; None where only lengths are known, as in
-    a simulation, which may give `block_hashes` of the prompt's full blocks itself."""
+    a rehearsal, which may give `block_hashes` of the prompt's full blocks itself."""
 
     sequence_id: str
     prompt_tokens: int
