@@ -29,9 +29,9 @@ LAYERS = [  # lowest first; a part may import from lower layers and from itself
     },
     {"kernels"},
     {"products"},
-    {"engine", "measure"},
+    {"engine", "measure", "kv_transfer"},
     {"results"},
-    {"endpoint"},
+    {"endpoint", "disaggregated"},
     {"paired", "gate"},
     {"plots"},
     {"book"},
@@ -64,7 +64,7 @@ INNER_ORDER = [
     "batching",
     "certify",
 ]
-TORCH_ALLOWED = {"kernels", "products", "engine", "measure", "endpoint"}
+TORCH_ALLOWED = {"kernels", "products", "engine", "measure", "endpoint", "disaggregated"}
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 

@@ -1,0 +1,1 @@
+"""Disaggregated: prefill and decode in processes of their own, and who sends requests through."""
