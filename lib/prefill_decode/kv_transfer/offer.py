@@ -39,7 +39,7 @@ class Offer:
     def from_json(cls, read: Any) -> "Offer":
         """ValueError for anything that `to_json` did not write."""
         try:
-            words = [read[name] for name in ("transfer_id", "address", "incarnation")]
+            words = (read["transfer_id"], read["address"], read["incarnation"])
             blocks, generations = tuple(read["blocks"]), tuple(read["generations"])
         except (TypeError, KeyError):
             raise ValueError(f"this is no offer: {read!r:.200}") from None
