@@ -4,8 +4,8 @@ import threading
 import time
 from collections.abc import Sequence
 
+from prefill_decode.engine.answering import FailedAnswer, SampledToken, ServingState
 from prefill_decode.engine.sampling import Sampling
-from prefill_decode.engine.serving import SampledToken, ServingState
 from prefill_decode.scheduling import QueueFull
 
 
@@ -31,6 +31,8 @@ class FakeEngine:
         self.may_step.set()
         self.step_error: Exception | None = None
         self.submit_error: Exception | None = None
+        self.failing: list[FailedAnswer] = []  # told with the next step
+        self.ailment: str | None = None
         self.submitted: list[tuple[str, list[int], int, Sampling, frozenset[int], int]] = []
         self.steps = self.sampled = 0
         self.threads: set[int] = set()
@@ -67,7 +69,7 @@ class FakeEngine:
             if key[0] == request_id and answer in (None, key[1]):
                 del self._left[key]
 
-    def step(self) -> list[SampledToken]:
+    def step(self) -> list[SampledToken | FailedAnswer]:
         self.threads.add(threading.get_ident())
         self.may_step.wait(20)
         time.sleep(self.pause_s)
@@ -78,7 +80,13 @@ class FakeEngine:
         for _ in range(self.tokens_per_step):
             found += [self._next(*key) for key in list(self._left)]
         self.sampled += len(found)
-        return found
+        failed, self.failing = self.failing, []
+        for failure in failed:
+            self.cancel(failure.request_id, failure.answer)
+        return [*failed, *found]
+
+    def wake(self) -> None:
+        pass
 
     def _next(self, request_id: str, answer: int) -> SampledToken:
         written, most = self._left[request_id, answer]
@@ -116,4 +124,5 @@ class FakeEngine:
             prompt_tokens=0,
             reused_tokens=0,
             sampled_tokens=self.sampled,
+            ailment=self.ailment,
         )

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from prefill_decode.endpoint.answers import Answer, StopScanner
 from prefill_decode.endpoint.tokenizer import ByteTokenizer, Detokenizer
-from prefill_decode.engine.serving import SampledToken
+from prefill_decode.engine.answering import SampledToken
 
 TEXTS = st.text("abc", max_size=30)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=4)

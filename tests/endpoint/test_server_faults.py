@@ -6,6 +6,7 @@ import json
 import socket
 import struct
 import threading
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ from prefill_decode.endpoint.doors import Limits
 from prefill_decode.endpoint.errors import ApiError
 from prefill_decode.endpoint.server_metrics import ServerMetrics
 from prefill_decode.endpoint.service import Cancel, Service, Submission, Submit
+from prefill_decode.engine.answering import FailedAnswer, HandOvers
 from prefill_decode.engine.sampling import Sampling
 from tests.endpoint.conftest import MODEL, wait_until
 from tests.endpoint.fake_engine import FakeEngine
@@ -225,3 +227,66 @@ def test_a_second_request_on_a_connection_waits_for_the_first(server):
     assert found.index(b'"text":"abc"') < found.index(b'"text":"abcde"')
     assert ask(server.port, request(body)).status == 200
     server.assert_idle()
+
+
+def test_an_answer_that_fails_ends_its_request_alone(server):
+    stay, fail = connect(server.port), connect(server.port)
+    fail.sendall(request(STREAM, connection="close"))
+    wait_until(lambda: server.engine.submitted)
+    stay.sendall(request({**LONG, "max_tokens": 500}))
+    (request_id, *_), *_ = server.engine.submitted
+    server.engine.failing = [FailedAnswer(request_id, 0, "its cache was lost four times")]
+    *_, error, done, _ = read_all(fail).decode().split("\n\n")
+    told = json.loads(error.partition("data: ")[2])["error"]
+    assert (told["message"], told["code"]) == ("its cache was lost four times", "answer_failed")
+    assert "data: [DONE]" in done
+    assert read_reply(stay).status == 200
+    server.assert_idle()
+    assert (server.outcomes("failed"), server.outcomes("completed")) == (1, 1)
+
+
+def test_health_says_what_ails_the_engine_while_requests_are_still_taken(server):
+    server.engine.ailment = "there is no decode worker"
+    assert server.post("/v1/completions", prompt="x", max_tokens=2).status_code == 200
+    reply = server.http.get("/health")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "unhealthy")
+    assert "no decode worker" in reply.json()["error"]["message"]
+
+
+class WaitingEngine(FakeEngine):
+    """Always has a step to run, which waits until there is something to do."""
+
+    def __init__(self):
+        super().__init__()
+        self.woken = threading.Event()
+
+    has_work = True
+
+    def wake(self):
+        self.woken.set()
+
+    def step(self):
+        if not self._requests():
+            self.woken.wait()
+            self.woken.clear()
+            return []
+        return super().step()
+
+
+def test_a_step_that_only_waits_holds_up_no_request_and_no_stop(serve):
+    server = serve(WaitingEngine())
+    for _ in range(3):
+        assert server.post("/v1/completions", prompt="x", max_tokens=5).status_code == 200
+
+
+class HandingOver(FakeEngine):
+    def state(self):
+        return replace(super().state(), hand_overs=HandOvers(3, 4096, 0.5, 1, 2, 1, 2))
+
+
+def test_metrics_tell_of_hand_overs_where_there_are_any(serve):
+    assert "kv_transfer" not in serve().http.get("/metrics").text
+    server = serve(HandingOver())
+    names = ("kv_transfer_bytes_total", "kv_transfer_seconds_total", "lost_workers_total",
+             "recomputed_answers_total", "decode_workers")  # fmt: skip
+    assert [server.metric(f"prefill_decode_{name}") for name in names] == [4096, 0.5, 1, 2, 2]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prefill_decode.endpoint.tokenizer import Detokenizer
-from prefill_decode.engine.serving import SampledToken
+from prefill_decode.engine.answering import SampledToken
 
 FinishReason = Literal["stop", "length"]
 

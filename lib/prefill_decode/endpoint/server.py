@@ -166,7 +166,7 @@ def _add_models(app: FastAPI, served: Served) -> None:
 def _add_watching(app: FastAPI, served: Served) -> None:
     @app.get("/health", responses=ERRORS)
     async def health() -> JSONResponse:
-        served.service.check_open()
+        served.service.check_health()
         return JSONResponse({"status": "ok"})
 
     @app.get("/metrics", responses=ERRORS)

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from prefill_decode.engine.serving import ServingState
+from prefill_decode.engine.answering import HandOvers, ServingState
 
 STEPS_S = (1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 WAITS_S = (*STEPS_S, 10.0, 20.0, 50.0, 100.0)
@@ -37,6 +37,17 @@ COUNTERS = {
     "prompt_tokens": ("prefill_decode_prompt_tokens", "Prompt tokens taken, reused ones included."),
     "reused_tokens": ("prefill_decode_reused_tokens", "Prompt tokens found in the cache."),
     "sampled_tokens": ("prefill_decode_output_tokens", "Tokens sampled."),
+}
+HAND_OVER_GAUGES = {
+    "num_prefill_workers": ("prefill_decode_prefill_workers", "Prefill workers that answer."),
+    "num_decode_workers": ("prefill_decode_decode_workers", "Decode workers that answer."),
+}
+HAND_OVER_COUNTERS = {
+    "transfers": ("prefill_decode_kv_transfers", "Caches read by another process."),
+    "moved_bytes": ("prefill_decode_kv_transfer_bytes", "Bytes of cache moved."),
+    "moving_s": ("prefill_decode_kv_transfer_seconds", "Time that moving them took."),
+    "lost_workers": ("prefill_decode_lost_workers", "Workers that died, hung or were cut off."),
+    "recomputed_answers": ("prefill_decode_recomputed_answers", "Answers prefilled once more."),
 }
 
 
@@ -68,10 +79,9 @@ class ServerMetrics(Collector):
         if self._state is None:
             return
         state = self._state()
-        for field, (name, words) in GAUGES.items():
-            yield GaugeMetricFamily(name, words, value=getattr(state, field))
-        for field, (name, words) in COUNTERS.items():
-            yield CounterMetricFamily(name, words, value=getattr(state, field))
+        yield from _families(state, GAUGES, COUNTERS)
+        if state.hand_overs is not None:
+            yield from _families(state.hand_overs, HAND_OVER_GAUGES, HAND_OVER_COUNTERS)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
@@ -79,3 +89,14 @@ class ServerMetrics(Collector):
     def _histogram(self, word: str, words: str, buckets: tuple[float, ...] = WAITS_S) -> Histogram:
         name = f"prefill_decode_{word}_seconds"
         return Histogram(name, words, buckets=buckets, registry=self.registry)
+
+
+def _families(
+    counts: ServingState | HandOvers,
+    gauges: dict[str, tuple[str, str]],
+    counters: dict[str, tuple[str, str]],
+) -> Iterable[Metric]:
+    for field, (name, words) in gauges.items():
+        yield GaugeMetricFamily(name, words, value=getattr(counts, field))
+    for field, (name, words) in counters.items():
+        yield CounterMetricFamily(name, words, value=getattr(counts, field))

@@ -21,8 +21,8 @@ from typing import Any
 from prefill_decode.endpoint.answers import Answer, Piece
 from prefill_decode.endpoint.errors import ApiError
 from prefill_decode.endpoint.server_metrics import ServerMetrics
+from prefill_decode.engine.answering import Answering, FailedAnswer, SampledToken
 from prefill_decode.engine.sampling import Sampling
-from prefill_decode.engine.serving import SampledToken, ServingEngine
 from prefill_decode.scheduling import QueueFull
 
 JOIN_S = 5.0  # how long a step may take to end when the service stops
@@ -132,7 +132,7 @@ class Service:
     """The engine in its thread. All methods are called on the event loop, but those of the thread
     itself, which stand last."""
 
-    def __init__(self, engine: ServingEngine, metrics: ServerMetrics) -> None:
+    def __init__(self, engine: Answering, metrics: ServerMetrics) -> None:
         self.engine = engine
         self.metrics = metrics
         self.capacity_tokens = engine.capacity_tokens
@@ -154,7 +154,7 @@ class Service:
     async def stop(self) -> None:
         """End the thread after its step. A step that hangs is left behind."""
         self.stopping = True  # nothing is asked of the thread after this
-        self._commands.put(None)
+        self._ask(None)
         await asyncio.to_thread(self._thread.join, JOIN_S)
 
     def check_open(self) -> None:
@@ -163,6 +163,12 @@ class Service:
             raise ApiError(503, "the engine has failed and takes no requests", code="engine_failed")
         if self.stopping:
             raise _stopping()
+
+    def check_health(self) -> None:
+        """ApiError 503 where a new request would not be answered, or not soon."""
+        self.check_open()
+        if self.state.ailment is not None:
+            raise ApiError(503, self.state.ailment, code="unhealthy")
 
     async def open(
         self,
@@ -190,7 +196,7 @@ class Service:
     def _submit(self, submission: Submission, stream: AnswerStream) -> asyncio.Future[None]:
         accepted = self._loop.create_future()
         self._by_request[submission.request_id] = stream
-        self._commands.put(Submit(submission, accepted))
+        self._ask(Submit(submission, accepted))
         return accepted
 
     def close(self, stream: AnswerStream) -> None:
@@ -207,7 +213,11 @@ class Service:
         self.streams.remove(stream)
 
     def cancel(self, request_id: str, answer: int | None = None) -> None:
-        self._commands.put(Cancel(request_id, answer))
+        self._ask(Cancel(request_id, answer))
+
+    def _ask(self, command: Submit | Cancel | None) -> None:
+        self._commands.put(command)
+        self.engine.wake()
 
     def fail_all(self, error: ApiError) -> None:
         for stream in self.streams:
@@ -222,20 +232,25 @@ class Service:
             else:
                 accepted.set_exception(error)
 
-    def _deliver(self, tokens: list[SampledToken], began_s: float, ended_s: float) -> None:
+    def _deliver(
+        self, news: Sequence[SampledToken | FailedAnswer], began_s: float, ended_s: float
+    ) -> None:
         self._steps_ahead.release()
         self.metrics.step.observe(ended_s - began_s)
-        for token in tokens:
+        for token in news:
             stream = self._by_request.get(token.request_id)
             if stream is None:
+                continue
+            if isinstance(token, FailedAnswer):
+                self._fail_one(stream, ApiError(500, token.reason, code="answer_failed"))
                 continue
             try:
                 stream.on_token(token, ended_s)
             except Exception as error:  # of one request's text; the others go on
-                self._fail_one(stream, error)
+                self._fail_one(stream, ApiError(500, f"the tokens could not be read: {error!r}"))
 
-    def _fail_one(self, stream: AnswerStream, error: Exception) -> None:
-        stream.fail(ApiError(500, f"the tokens could not be read: {error!r}"))
+    def _fail_one(self, stream: AnswerStream, error: ApiError) -> None:
+        stream.fail(error)
         for submission in stream.submissions:
             self.cancel(submission.request_id)
 
@@ -309,10 +324,10 @@ class Service:
             return
         self._steps_ahead.acquire()
         began_s = perf_counter()
-        tokens = self.engine.step()
+        news = self.engine.step()
         ended_s = perf_counter()
         self.state = self.engine.state()
-        self._tell(self._deliver, tokens, began_s, ended_s)
+        self._tell(self._deliver, news, began_s, ended_s)
 
     def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
         """Have the event loop call a function. Once the loop is closed, nobody is left to hear."""

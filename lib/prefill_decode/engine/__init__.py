@@ -4,6 +4,7 @@ A Llama-like decoder, as a rule with random weights: their values do not change 
 bytes do; `engine.checkpoint` reads stored ones. One path, `PagedEngine.forward`, runs prefill,
 decode and steps that mix them; `Engine` takes it with one block of cache a sequence."""
 
+from prefill_decode.engine.answering import SampledToken
 from prefill_decode.engine.contention_runner import Arrival, ContentionRunner
 from prefill_decode.engine.engine import Engine, SequenceChunk
 from prefill_decode.engine.exactness import (
@@ -16,7 +17,7 @@ from prefill_decode.engine.first_token import FirstTokenRunner
 from prefill_decode.engine.line_runner import LineRunner
 from prefill_decode.engine.paged_engine import PagedEngine, PlacedChunk
 from prefill_decode.engine.sampling import Sampled, Sampling, sample
-from prefill_decode.engine.serving import SampledToken, ServingEngine, build_serving_engine
+from prefill_decode.engine.serving import ServingEngine, build_serving_engine
 from prefill_decode.engine.slices import choose_slice
 from prefill_decode.engine.step_runner import (
     StepRunner,

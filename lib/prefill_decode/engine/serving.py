@@ -10,11 +10,10 @@ Ignores: text and time; those belong to whoever serves.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
+from prefill_decode.engine.answering import SampledToken, ServingState
 from prefill_decode.engine.paged_engine import PagedEngine, PlacedChunk
 from prefill_decode.engine.sampling import Sampled, Sampling, sample
 from prefill_decode.engine.weights import Weights
@@ -29,35 +28,6 @@ from prefill_decode.scheduling import (
 from prefill_decode.step import Chunk
 
 BLOCK_TOKENS = 32
-
-
-@dataclass(frozen=True)
-class SampledToken:
-    """A token of one answer. With its last one comes the reason; a stop token is itself the last.
-
-    `top_logprobs`: the likeliest tokens, best first, as many as the request asked for."""
-
-    request_id: str
-    answer: int
-    token_id: int
-    finish_reason: Literal["stop", "length"] | None
-    logprob: float | None
-    top_logprobs: tuple[tuple[int, float], ...]
-
-
-@dataclass(frozen=True)
-class ServingState:
-    """What runs and waits now, and counts since the start."""
-
-    num_running: int
-    num_waiting: int
-    free_blocks: int  # that no sequence holds, whether or not their contents are kept for reuse
-    num_blocks: int
-    steps: int
-    prompt_tokens: int  # of admitted and waiting requests, once for all answers
-    reused_tokens: int  # of these, found in the cache
-    sampled_tokens: int
-    preemptions: int
 
 
 class ServingEngine:
@@ -143,6 +113,9 @@ class ServingEngine:
             self._told(sequence, token)
             for (_, sequence), token in zip(step.samples, sampled, strict=True)
         ]
+
+    def wake(self) -> None:
+        """No step here only waits."""
 
     def state(self) -> ServingState:
         pool = self.scheduler.pool
