@@ -18,6 +18,7 @@ LAYERS = [  # lowest first; a part may import from lower layers and from itself
         "scheduling",
         "chunking",
         "certify",
+        "transfer_cost",
         "event_stream",
         "serving_metrics",
         "statistics",
@@ -63,6 +64,7 @@ INNER_ORDER = [
     "chunking",
     "batching",
     "certify",
+    "transfer_cost",
 ]
 TORCH_ALLOWED = {"kernels", "products", "engine", "measure", "endpoint", "disaggregated"}
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

@@ -9,6 +9,7 @@ GB = 1e9
 GIB = 2**30  # only for "does it fit": memory is sold in GiB
 MS = 1e-3
 GFLOP = 1e9
+GIGABIT = 1e9 / 8  # bytes: links are sold in Gb/s
 
 _TIME_STEPS = [(1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")]
 _SI_STEPS = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "")]
@@ -46,6 +47,11 @@ def format_si(value: float, unit: str) -> str:
 def format_bytes(num_bytes: float) -> str:
     """Bytes in decimal units: 886 MB, never MiB."""
     return format_si(num_bytes, "B")
+
+
+def format_bits_per_s(bytes_per_s: float) -> str:
+    """A link's speed as it is sold, in bits: 12.5e9 bytes/s are '100 Gb/s'."""
+    return format_si(8 * bytes_per_s, "b/s")
 
 
 def _format_scaled(value: float, steps: list[tuple[float, str]]) -> str:
