@@ -41,11 +41,21 @@ from prefill_decode.plots.tables import (
     verdict_table,
     work_table,
 )
+from prefill_decode.plots.transfer_figures import (
+    break_even_link,
+    handover_table,
+    hidden_by_the_prefill,
+    laws_table,
+    modelled_table,
+    move_or_compute,
+    time_against_bytes,
+)
 
 __all__ = [
     "Figure",
     "Text",
     "batches_step_by_step",
+    "break_even_link",
     "capacity_table",
     "ceilings_table",
     "chunks_table",
@@ -53,6 +63,11 @@ __all__ = [
     "first_token_table",
     "gaps_over_time",
     "generated_against_scored",
+    "handover_table",
+    "hidden_by_the_prefill",
+    "laws_table",
+    "modelled_table",
+    "move_or_compute",
     "next_token_against_context",
     "phases_on_the_roofline",
     "price_of_chunks",
@@ -64,6 +79,7 @@ __all__ = [
     "sweeps_table",
     "sweeps_times_table",
     "throughput_against_sequences",
+    "time_against_bytes",
     "time_against_context",
     "time_against_sequences",
     "time_of_each_prompt_token",
