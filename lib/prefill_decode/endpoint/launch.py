@@ -3,9 +3,7 @@
 Ours runs in a process of its own, as `prefill-decode serve` starts it, and ends with the one that
 started it, however that ends. Other engines are found by their usual ports on loopback, or named.
 
-Counts:  processor seconds of this process, of those that serve the engines and of their children.
-Ignores: children that ended between two looks; engines on other machines, whose processors these
-         are not.
+Ignores: engines on other machines, whose processors these are not.
 """
 
 import atexit
@@ -16,7 +14,6 @@ import select
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from http.client import HTTPException
@@ -163,19 +160,3 @@ def _listening(ports: set[int]) -> dict[int, int]:
                 if connection.status == psutil.CONN_LISTEN and connection.laddr.port in ports:
                     found.setdefault(connection.laddr.port, process.pid)
     return found
-
-
-def processor_time_s(pids: Iterable[int]) -> float:
-    """Processor seconds of this process, of these and of all their children."""
-    return time.process_time() + sum(map(_family_s, pids))
-
-
-def _family_s(pid: int) -> float:
-    total_s = 0.0
-    with suppress(psutil.NoSuchProcess):
-        first = psutil.Process(pid)
-        for process in (first, *first.children(recursive=True)):
-            with suppress(psutil.Error):
-                used = process.cpu_times()
-                total_s += used.user + used.system
-    return total_s

@@ -27,10 +27,11 @@ import aiohttp
 
 from prefill_decode.endpoint.bench import Plan, probed, reached
 from prefill_decode.endpoint.client import Answer, Api, Target, open_session, parsed, send
-from prefill_decode.endpoint.launch import processor_time_s, serving_pids
+from prefill_decode.endpoint.launch import serving_pids
 from prefill_decode.endpoint.overhead import stub
 from prefill_decode.endpoint.prompts import Prompts
 from prefill_decode.event_stream import StreamResult, failure_of
+from prefill_decode.measure import processor_time_s
 from prefill_decode.step import Chunk
 
 STUB = "stub"

@@ -8,6 +8,7 @@ from prefill_decode.measure.ceilings import (
 )
 from prefill_decode.measure.doctor import Finding, examine, notes
 from prefill_decode.measure.machine import Machine, describe_machine
+from prefill_decode.measure.processor_time import processor_time_s
 from prefill_decode.measure.timer import Kernel, Timings, interleave
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "measure_ceilings",
     "measure_ceilings_in",
     "notes",
+    "processor_time_s",
 ]

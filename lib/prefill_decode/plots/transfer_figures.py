@@ -108,7 +108,7 @@ def move_or_compute(
         _points(axes, [speed / MEGABIT for speed in speeds], measured, MS)
         axes.axvline(middle / MEGABIT, color=INK, alpha=0.4, linestyle=":")
         axes.set(xscale="log", yscale="log", xlabel="speed of the link (Mb/s)", title=title)
-        axes.set_ylabel("time until the cache is there (ms)")
+        axes.set_ylabel("time to have the cache (ms)")
         _decade_ticks(axes.xaxis, (1, 3))
         _decade_ticks(axes.yaxis, (1, 3))
         _words(axes, "compute it: the prefill", span[-1], computed.median, ORANGE, "right")
@@ -149,7 +149,8 @@ def hidden_by_the_prefill(
         _decade_ticks(axes.xaxis, (1, 3))
         _decade_ticks(axes.yaxis, (1, 3))
         _words(axes, "after the prefill,\nas a whole", span[22], at_once[22] * MS, ORANGE, "left")
-        _words(axes, "layer by layer", span[-1], piecewise[-1] * MS * 1.8, BLUE, "right")
+        bend = handover.break_even_bytes_per_s
+        _words(axes, "layer by layer", bend, handover.exposed_s(bend), BLUE, "right")
         links = [format_bits_per_s(speed) for speed in speeds]
         apart = [
             f"{format_seconds(times.time_s(layered[s]).median)} instead of "
