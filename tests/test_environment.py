@@ -23,6 +23,7 @@ CONDA_NAMES = {
     "torch": "pytorch",
     "matplotlib": "matplotlib-base",
     "prometheus-client": "prometheus_client",
+    "xxhash": "python-xxhash",
 }
 
 

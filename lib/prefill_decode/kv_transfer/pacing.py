@@ -1,0 +1,36 @@
+"""Pacing: a link of a given speed, made in user space by waiting before each piece is sent.
+
+A piece is let through when its last byte would have arrived. Short waits that were too long are
+made up for, idle time is not."""
+
+import threading
+import time
+
+CREDIT_S = 0.005
+SLOTS_PER_S = 200.0  # pieces a second at most, so that the flow is smooth
+LEAST_PIECE_BYTES = 4096
+
+
+class Pace:
+    """Shared by all that send over the link."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        if not 0 < bytes_per_s < float("inf"):
+            raise ValueError(f"a link has a speed above zero; got {bytes_per_s} bytes/s")
+        self.bytes_per_s = bytes_per_s
+        self._lock = threading.Lock()
+        self._free_at = 0.0  # when the link has sent all that it was given
+
+    @property
+    def piece_bytes(self) -> int:
+        """As much as a piece should have."""
+        return max(LEAST_PIECE_BYTES, int(self.bytes_per_s / SLOTS_PER_S))
+
+    def wait_for(self, num_bytes: int) -> None:
+        """Returns when so many more bytes would have arrived."""
+        with self._lock:
+            begins = max(self._free_at, time.monotonic() - CREDIT_S)
+            self._free_at = begins + num_bytes / self.bytes_per_s
+            wait_s = self._free_at - time.monotonic()
+        if wait_s > 0:
+            time.sleep(wait_s)
