@@ -109,19 +109,26 @@ def reusable_blocks(pool: BlockPool, ids: Sequence[int]) -> list[int]:
 
 
 def fewest_preempted(
-    to_run: Sequence[int], cached: Sequence[int], tables: Sequence[Sequence[int]], pool: BlockPool
+    to_run: Sequence[int],
+    cached: Sequence[int],
+    tables: Sequence[Sequence[int]],
+    pool: BlockPool,
+    outside: Sequence[Sequence[int]] = (),
 ) -> int:
-    """How many of the last must go for the others to decode, tried from none upwards."""
-    for gone in range(max(1, len(tables))):
+    """How many of the last must go for the others to decode, tried from none upwards. What is in
+    tables outside is held by those who give up nothing."""
+    for gone in range(max(1, len(tables)) + bool(outside)):
         stay = range(len(tables) - gone)
-        holders = Counter(block for i in stay for block in tables[i])
-        needed, copies = 0, Counter[int]()
+        holders = Counter(block for table in outside for block in table)
+        holders.update(block for i in stay for block in tables[i])
+        needed, writers = 0, Counter[int]()
         for i in stay:
             index, inside = divmod(cached[i], pool.block_tokens)
             if to_run[i] == 1 and index == len(tables[i]):
                 needed += 1
             elif to_run[i] == 1 and inside:
-                copies[tables[i][index]] = holders[tables[i][index]] - 1
-        if needed + copies.total() <= pool.num_blocks - len(holders):
+                writers[tables[i][index]] += 1
+        copies = sum(min(count, holders[block] - 1) for block, count in writers.items())
+        if needed + copies <= pool.num_blocks - len(holders):
             return gone
     raise AssertionError("the oldest sequence cannot decode even alone")

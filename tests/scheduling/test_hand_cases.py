@@ -4,6 +4,7 @@ import pytest
 
 from prefill_decode.scheduling import (
     BlockPool,
+    OutOfBlocks,
     QueueFull,
     Scheduler,
     SchedulerSettings,
@@ -50,7 +51,7 @@ def test_a_sequence_has_a_prompt_and_an_answer(prompt, output):
 
 
 def test_a_new_sequence_brings_the_ids_of_its_prompt():
-    with pytest.raises(ValueError, match="ids of its prompt; got 2 ids for 3 tokens"):
+    with pytest.raises(ValueError, match=r"of its prompt .* of its answer; got 2 ids for 3 tokens"):
         SequenceState("s", 3, 1, [1, 2])
 
 
@@ -351,3 +352,66 @@ def test_a_policy_that_cuts_nothing_takes_over_only_what_is_ready_to_decode(poli
     while (step := scheduler.next_step()) is not None:
         scheduler.complete(step)
     assert scheduler.pool.num_free == 20
+
+
+def test_what_is_read_elsewhere_has_its_blocks_at_once_and_runs_when_it_is_started():
+    watched = Watched(SchedulerSettings(), 4, 4)
+    reserved = watched.reserve([1] * 8, 5, known=1)
+    watched.check()
+    assert (len(reserved.blocks), watched.pool.num_free) == (3, 1)
+    assert not watched.scheduler.has_work
+    assert watched.step() is None
+    watched.add([1] * 8, [3])  # finds nothing of it in the cache, and must wait for blocks
+    assert watched.step() is None
+    watched.start(reserved)
+    assert [s.reused_tokens for s, _ in watched.step().chunks] == [0, 4], "now it finds it"
+    watched.drain()
+    assert len(watched.ended) == 2
+
+
+def test_who_waits_for_blocks_has_them_before_what_is_read_elsewhere():
+    scheduler = Scheduler(BlockPool(4, 4))
+    scheduler.add(sequence(16, 1))
+    with pytest.raises(OutOfBlocks, match="1 sequences wait for blocks"):
+        scheduler.reserve(sequence(1, 2))
+    with pytest.raises(ValueError, match="must fit in the cache of 16 tokens"):
+        scheduler.reserve(sequence(16, 2))
+    while (step := scheduler.next_step()) is not None:
+        scheduler.complete(step)
+    scheduler.reserve(sequence(1, 2))
+    assert scheduler.pool.num_free == 3
+
+
+@pytest.mark.parametrize(("most", "token_id"), [(5, 3), (2, 1)])
+def test_a_token_that_ends_its_answer_starts_nothing(most, token_id):
+    scheduler = Scheduler(BlockPool(4, 4))
+    reserved = SequenceState("s", 2, most, [1, 2, 4], frozenset({3}), output_tokens=1)
+    scheduler.reserve(reserved)
+    with pytest.raises(ValueError, match=f"got token {token_id} as number 2 of at most {most}"):
+        scheduler.start(reserved, token_id)
+    assert scheduler.reserved == [reserved]
+    scheduler.cancel(reserved)
+    assert (scheduler.pool.num_free, scheduler._places) == (4, 0)
+
+
+def test_a_sequence_that_has_ended_may_hold_its_blocks_until_they_are_released():
+    watched = Watched(SchedulerSettings(), 4, 4, reuse=False)
+    held = watched.add([1] * 8, [1], hold=True)
+    watched.step()
+    assert (held.finish_reason, len(held.blocks), watched.pool.num_free) == ("length", 2, 2)
+    assert not watched.scheduler.has_work
+    watched.add([1] * 12, [1])
+    assert watched.step() is None, "what is held is taken by nobody"
+    watched.release(held)
+    assert watched.step() is not None
+    watched.drain()
+
+
+def test_a_sequence_may_know_some_of_its_answer_and_samples_at_least_one_token():
+    for known in (1, 3):
+        watched = Watched(SchedulerSettings(), 64, 4)
+        first = watched.add([1, 2], [4], known=known)
+        watched.drain()
+        assert first.token_ids == alone([1, 2], 0, 4, frozenset())[0]
+    with pytest.raises(ValueError, match="at least one token of its answer to run; got 4 that are"):
+        SequenceState("s", 1, 4, output_tokens=4)

@@ -19,6 +19,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = BlockPool(num_blocks, 4, reuse)
         self.tables = []
         self.published = {}  # contents of blocks, by our own account
+        self.generations = [0] * num_blocks
         self.free_for = dict.fromkeys(range(num_blocks), 0)  # since when nobody holds a block
         self.now = 0
 
@@ -40,6 +41,8 @@ class PoolMachine(RuleBasedStateMachine):
         assert set(blocks) & set(self.published) == set(forgotten), "the longest unused goes first"
         for block in forgotten:
             del self.published[block]
+        for block in blocks:
+            self.generations[block] += 1
         self.tables.append(blocks)
 
     @precondition(lambda self: self.tables)
@@ -76,6 +79,8 @@ class PoolMachine(RuleBasedStateMachine):
             if wanted not in block_of:
                 break
             expected.append(block_of[wanted])
+        for block in set(expected) - self.held():
+            self.generations[block] += 1
         assert self.pool.match(contents) == expected
         self.tables.append(expected)
 
@@ -84,6 +89,7 @@ class PoolMachine(RuleBasedStateMachine):
         if hasattr(self, "pool"):
             check_pool(self.pool, self.tables)
             assert self.pool._hash_of == self.published
+            assert self.pool.generations.tolist() == self.generations
 
     def teardown(self):
         if hasattr(self, "pool"):

@@ -46,17 +46,46 @@ class SchedulerMachine(RuleBasedStateMachine):
         own=st.lists(st.integers(0, VOCABULARY - 1), max_size=4),
         outputs=st.lists(st.integers(1, 12), min_size=1, max_size=3),
         stop=st.sampled_from([STOP, frozenset()]),
+        known=st.sampled_from([0, 0, 1, 5]),
+        hold=st.sampled_from([False, False, True]),
     )
-    def add(self, family, common, own, outputs, stop):
+    def add(self, family, common, own, outputs, stop, known, hold):
         watched = self.watched
-        prompt = stem(family, common) + own
-        while not watched.fits(len(prompt), max(outputs)):
+        prompt, outputs = self.fitting(stem(family, common) + own, outputs)
+        outputs = outputs[: 1 if known else watched.settings.most_sequences]
+        first = watched.add(prompt, outputs, stop, known, hold)
+        self.known += [first, *first.forks] if first else []
+
+    @rule(
+        family=st.integers(0, 2),
+        common=st.integers(1, 40),
+        most=st.integers(1, 12),
+        stop=st.sampled_from([STOP, frozenset()]),
+        known=st.sampled_from([0, 0, 1, 5]),
+        hold=st.booleans(),
+    )
+    def reserve(self, family, common, most, stop, known, hold):
+        prompt, (most,) = self.fitting(stem(family, common), [most])
+        sequence = self.watched.reserve(prompt, most, stop, known, hold)
+        self.known += [sequence] if sequence else []
+
+    def fitting(self, prompt, outputs):
+        while not self.watched.fits(len(prompt), max(outputs)):
             if len(prompt) > 1:
                 prompt = prompt[: len(prompt) // 2]
             else:
                 outputs = [max(1, most // 2) for most in outputs]
-        first = watched.add(prompt, outputs[: watched.settings.most_sequences], stop)
-        self.known += [first, *first.forks] if first else []
+        return prompt, outputs
+
+    @precondition(lambda self: hasattr(self, "watched") and self.watched.reserved)
+    @rule(data=st.data())
+    def start_reserved(self, data):
+        self.watched.start(data.draw(st.sampled_from(list(self.watched.reserved))))
+
+    @precondition(lambda self: hasattr(self, "watched") and self.watched.held)
+    @rule(data=st.data())
+    def release(self, data):
+        self.watched.release(data.draw(st.sampled_from(list(self.watched.held))))
 
     @rule(steps=st.integers(1, 6))
     def run(self, steps):
@@ -66,7 +95,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.known)
     @rule(data=st.data())
     def cancel(self, data):
-        """Waiting, under way, a fork that is not yet made, decoding, preempted, or long ended."""
+        """Waiting, under way, a fork that is not yet made, decoding, preempted, reserved, held
+        beyond its end, or long ended."""
         self.watched.cancel(data.draw(st.sampled_from(self.known)))
 
     @invariant()
@@ -93,7 +123,7 @@ TestWhateverHappensAllAccountsAgree.settings = settings(
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_crowd_in_a_small_cache_gets_what_each_would_get_alone(policy):
     """Long plays of many requests, where nearly every step preempts, evicts or copies."""
-    preemptions = reused = copies = 0
+    preemptions = reused = copies = starts = holds = standstills = 0
     for seed in range(250):
         dice = random.Random(seed)
         most_sequences = dice.randint(2, 8)
@@ -107,13 +137,25 @@ def test_a_crowd_in_a_small_cache_gets_what_each_would_get_alone(policy):
         for _ in range(12):
             prompt = stem(dice.randrange(3), dice.randint(1, 12)) + dice.choices(range(6), k=2)
             outputs = [dice.randint(1, 8) for _ in range(dice.randint(1, min(3, most_sequences)))]
-            watched.add(prompt, outputs, dice.choice([STOP, frozenset()]))
+            if dice.random() < 0.5:
+                watched.reserve(prompt, 8, STOP, dice.randint(0, 3))
+            watched.add(prompt, outputs, dice.choice([STOP, frozenset()]), hold=dice.random() < 0.2)
             for _ in range(dice.randint(0, 3)):
                 step = watched.step()
                 copies += len(step.copies) if step else 0
+                standstills += step is None and watched.scheduler.has_work
+            for sequence in list(watched.reserved):
+                if dice.random() < 0.3:
+                    watched.start(sequence)
+                    starts += sequence in watched.live
+            for sequence in list(watched.held):
+                if dice.random() < 0.3:
+                    watched.release(sequence)
+                    holds += 1
             if dice.random() < 0.2:
                 watched.cancel(dice.choice(list(watched.answers)))
         watched.drain()
         preemptions += watched.scheduler.num_preemptions
         reused += watched.scheduler.num_reused_tokens
-    assert min(preemptions, reused, copies) > 20, "the plays no longer reach what they are for"
+    reached = (preemptions, reused, copies, starts, holds, standstills)
+    assert min(reached) > 20, "the plays no longer reach what they are for"

@@ -4,8 +4,11 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import count
 
+import pytest
+
 from prefill_decode.scheduling import (
     BlockPool,
+    OutOfBlocks,
     QueueFull,
     ScheduledStep,
     Scheduler,
@@ -27,9 +30,8 @@ MIXES = ("chunked", "decode_first")
 
 @dataclass(frozen=True)
 class Answer:
-    """What was asked for, and the place in the order of arrival."""
+    """What was asked for."""
 
-    arrival: int
     prompt: tuple[int, ...]
     salt: int
     most_output_tokens: int
@@ -64,6 +66,10 @@ class Watched:
         self.reused: dict[SequenceState, int] = {}  # when first admitted
         self.preempted = Counter[SequenceState]()
         self.ended: list[SequenceState] = []
+        self.order: list[SequenceState] = []  # of arrival; who is started arrives then
+        self.reserved: dict[SequenceState, None] = {}
+        self.held: dict[SequenceState, list[int]] = {}  # beyond their end, and in which blocks
+        self.generations: dict[SequenceState, list[int]] = {}  # of the blocks of both
         self.batch_has_decoded = False
         self.batch_places = 0  # taken since the batch began, by whoever has left it, too
         self.steps = self.num_reused = self.num_preempted = 0
@@ -73,6 +79,11 @@ class Watched:
     def live(self) -> list[SequenceState]:
         first = [*self.scheduler.running, *self.scheduler.waiting]
         return [answer for sequence in first for answer in (sequence, *sequence.forks)]
+
+    @property
+    def outside_tables(self) -> list[list[int]]:
+        """Of sequences that have blocks and do not run."""
+        return [*(sequence.blocks for sequence in self.reserved), *self.held.values()]
 
     @property
     def steps_to_the_end(self) -> int:
@@ -98,14 +109,17 @@ class Watched:
         )
 
     def add(
-        self, prompt: list[int], outputs: list[int], stop_ids: frozenset[int] = frozenset()
+        self,
+        prompt: list[int],
+        outputs: list[int],
+        stop_ids: frozenset[int] = frozenset(),
+        known: int = 0,
+        hold: bool = False,
     ) -> SequenceState | None:
-        """One request for as many answers as there are `outputs`; None if the line was full."""
-        numbers = [next(self._numbers) for _ in outputs]
-        first, *forks = (
-            SequenceState(str(number), len(prompt), most, list(prompt), stop_ids)
-            for number, most in zip(numbers, outputs, strict=True)
-        )
+        """One request for as many answers as there are `outputs`; None if the line was full.
+
+        Of a single answer some tokens may be `known`, as far as that leaves one to sample."""
+        first, *forks = (self._sequence(prompt, most, stop_ids, known, hold) for most in outputs)
         first.forks = list(forks)
         limit, waiting = self.settings.most_waiting, len(self.scheduler.waiting)
         try:
@@ -116,13 +130,84 @@ class Watched:
             assert len(self.scheduler.waiting) == waiting
             return None
         assert limit is None or waiting < limit
-        for number, sequence, most in zip(numbers, (first, *forks), outputs, strict=True):
-            self.answers[sequence] = Answer(number, tuple(prompt), number, most)
-            self.ids[sequence] = list(prompt)
+        self.order += [first, *forks]
         return first
+
+    def _sequence(
+        self, prompt: list[int], most: int, stop_ids: frozenset[int], known: int, hold: bool
+    ) -> SequenceState:
+        salt = next(self._numbers)
+        ids, _ = alone(prompt, salt, most, stop_ids)
+        known = min(known, len(ids) - len(prompt) - 1)
+        ids = ids[: len(prompt) + known]
+        sequence = SequenceState(
+            str(salt), len(prompt), most, list(ids), stop_ids, output_tokens=known, hold=hold
+        )
+        self.answers[sequence] = Answer(tuple(prompt), salt, most)
+        self.ids[sequence] = ids
+        return sequence
+
+    def reserve(
+        self,
+        prompt: list[int],
+        most: int,
+        stop_ids: frozenset[int] = frozenset(),
+        known: int = 0,
+        hold: bool = False,
+    ) -> SequenceState | None:
+        """A request that is read elsewhere; None if there is no room."""
+        sequence = self._sequence(prompt, most, stop_ids, known, hold)
+        ids = self.ids[sequence]
+        free, places = self.pool.num_free, self.scheduler._places
+        no_blocks = -(-len(ids) // self.pool.block_tokens) > free or bool(self.scheduler.waiting)
+        try:
+            self.scheduler.reserve(sequence)
+        except QueueFull:
+            assert places == self.settings.most_sequences
+        except OutOfBlocks:
+            assert no_blocks
+        else:
+            assert not no_blocks
+            assert places < self.settings.most_sequences
+            assert self.pool.num_free == free - len(sequence.blocks)
+            self.reserved[sequence] = None
+            return sequence
+        assert self.pool.num_free == free
+        assert not sequence.blocks
+        return None
+
+    def start(self, sequence: SequenceState) -> None:
+        """What is read elsewhere comes into the blocks, and with it the next token."""
+        answer, cached = self.answers[sequence], len(self.ids[sequence])
+        assert all(self.pool.references[block] == 1 for block in sequence.blocks)
+        self.shadow.write(sequence.blocks, self.ids[sequence], 0, cached)
+        ids, _ = alone(answer.prompt, answer.salt, answer.most_output_tokens, sequence.stop_ids)
+        token_id = ids[len(self.ids[sequence])]
+        if len(self.ids[sequence]) + 1 == len(ids):
+            with pytest.raises(ValueError, match="has nothing to run after it"):
+                self.scheduler.start(sequence, token_id)
+            self.cancel(sequence)
+            return
+        first_waiting = next(iter(self.scheduler.waiting), None)
+        place = len(self.order) if first_waiting is None else self.order.index(first_waiting)
+        self.order.insert(place, sequence)
+        self.scheduler.start(sequence, token_id)
+        self.ids[sequence].append(token_id)
+        self.done[sequence] = cached
+        del self.reserved[sequence]
+        self.generations.pop(sequence, None)
+
+    def release(self, sequence: SequenceState) -> None:
+        """The blocks that an ended sequence holds still say what they said."""
+        ids = self.ids[sequence]
+        assert self.shadow.holds(self.held.pop(sequence), ids, len(ids) - 1)
+        self.scheduler.release(sequence)
+        assert not sequence.blocks
 
     def cancel(self, sequence: SequenceState) -> None:
         left = [other for other in self.live if other is not sequence]
+        self.reserved.pop(sequence, None)
+        self.held.pop(sequence, None)
         if sequence in self.live and sequence.forks:  # who may inherit
             self.preempted[sequence.forks[0]] = self.preempted[sequence]
             if sequence in self.reused:
@@ -142,7 +227,7 @@ class Watched:
         head_fits = self._head_fits(before.running, self.settings.most_tokens_per_step)
         step = self.scheduler.next_step()
         if step is None:
-            assert head is None, "there is work and no step"
+            self._check_standstill(before, head_fits)
             return None
         assert head is not None
         self.steps += 1
@@ -159,10 +244,16 @@ class Watched:
     def check(self) -> None:
         """What holds between any two calls."""
         scheduler, running = self.scheduler, self.scheduler.running
-        check_pool(self.pool, [s.blocks for s in running], self.shadow)
-        arrivals = [self.answers[sequence].arrival for sequence in self.live]
-        assert arrivals == sorted(set(arrivals)), "somebody overtook, or stands in line twice"
-        assert scheduler._places == sum(1 + len(s.forks) for s in running)
+        assert scheduler.reserved == list(self.reserved)
+        assert {s: s.blocks for s in scheduler.held} == self.held, "held blocks stay as they are"
+        for sequence in (*self.reserved, *self.held):
+            now = [self.pool.generations[block] for block in sequence.blocks]
+            assert self.generations.setdefault(sequence, now) == now, "blocks are in another use"
+        check_pool(self.pool, [*(s.blocks for s in running), *self.outside_tables], self.shadow)
+        live = set(self.live)
+        in_order = [sequence for sequence in self.order if sequence in live]
+        assert self.live == in_order, "somebody overtook, or stands in line twice"
+        assert scheduler._places == sum(1 + len(s.forks) for s in running) + len(self.reserved)
         assert scheduler._places <= self.settings.most_sequences
         assert scheduler.has_work == bool(self.live)
         assert scheduler.num_preemptions == self.num_preempted
@@ -181,11 +272,35 @@ class Watched:
 
     def drain(self) -> None:
         """Until all have ended, which comes in time; then everything is back."""
+        for sequence in list(self.reserved):
+            self.start(sequence)
+        self._release_all()
         most_steps = self.steps + self.steps_to_the_end
         while self.step() is not None:
+            self._release_all()
             assert self.steps <= most_steps, "somebody waits longer than the bound"
         assert not self.live
         assert self.pool.num_free == self.pool.num_blocks
+
+    def _release_all(self) -> None:
+        for sequence in list(self.held):
+            self.release(sequence)
+
+    def _check_standstill(self, before: Before, head_fits: bool) -> None:
+        """Nothing can run: there is nothing, or blocks and places are promised and held."""
+        assert not self.scheduler.running
+        preempted = before.running[::-1]
+        assert not (self.live and not self.outside_tables), "there is work and no step"
+        assert preempted or not head_fits
+        assert list(self.scheduler.waiting) == before.running + before.waiting
+        self._note_preempted(preempted)
+        self.batch_has_decoded = False
+
+    def _note_preempted(self, preempted: list[SequenceState]) -> None:
+        for sequence in preempted:
+            del self.done[sequence]
+            self.preempted[sequence] += 1
+            self.num_preempted += 1
 
     def _check_order(self, before: Before, step: ScheduledStep) -> list[SequenceState]:
         """The last give way and the first are admitted, who are returned."""
@@ -195,10 +310,7 @@ class Watched:
         new = self.scheduler.running[len(stayed) :]
         assert self.scheduler.running == stayed + before.waiting[: len(new)]
         assert not (gone and new), "nobody is admitted in a step that preempts"
-        for sequence in step.preempted:
-            del self.done[sequence]
-            self.preempted[sequence] += 1
-            self.num_preempted += 1
+        self._note_preempted(step.preempted)
         for sequence in new:
             self._check_admitted(before, sequence, first=sequence is new[0])
         return new
@@ -249,7 +361,7 @@ class Watched:
         closed = self.settings.policy == "static" and self.batch_has_decoded and before.running
         if self.settings.policy in MIXES:
             assert ran[: len(decoding)] == decoding, "all decodes run, before any prompt"
-            assert head in ran, "the oldest always moves"
+            assert head in ran or self.outside_tables, "the oldest always moves"
             under_way = [s for s in kept if s not in decoding]
             ran_prompts = ran[len(decoding) :]
             assert ran_prompts == (under_way + new)[: len(ran_prompts)]
@@ -260,14 +372,18 @@ class Watched:
             assert not closed, "nobody joins a batch that has decoded"
         else:
             assert ran == decoding == kept
-            assert head in ran
+            assert head in ran or self.outside_tables
             assert closed or not head_fits, "prompts go first"
         self.batch_has_decoded = not new
         if (new or self.settings.policy in MIXES) and not step.preempted:
             assert not self._head_fits(self.scheduler.running, left), "the first in line fits"
         if not new or self.settings.policy in MIXES:
             fewest = fewest_preempted(
-                before.to_run, before.cached, list(before.tables.values()), self.pool
+                before.to_run,
+                before.cached,
+                list(before.tables.values()),
+                self.pool,
+                self.outside_tables,
             )
             assert len(step.preempted) == fewest
 
@@ -276,12 +392,13 @@ class Watched:
         if not self.scheduler.waiting:
             return False
         head = self.scheduler.waiting[0]
-        taken = sum(1 + len(sequence.forks) for sequence in running)
+        taken = sum(1 + len(sequence.forks) for sequence in running) + len(self.reserved)
         if self.settings.policy == "static":
-            taken = self.batch_places
+            taken = max(taken, self.batch_places)
         places = taken + 1 + len(head.forks)
         reusable = reusable_blocks(self.pool, self.ids[head])
-        held = {block for sequence in running for block in sequence.blocks} | set(reusable)
+        tables = [*(sequence.blocks for sequence in running), *self.outside_tables, reusable]
+        held = {block for table in tables for block in table}
         needed = -(-len(self.ids[head]) // self.pool.block_tokens) - len(reusable)
         to_run = len(self.ids[head]) - len(reusable) * self.pool.block_tokens
         return (
@@ -292,6 +409,7 @@ class Watched:
 
     def _check_writes(self, before: Before, step: ScheduledStep) -> None:
         """A step writes to blocks that one sequence holds, and copies go to fresh ones."""
+        outside = {block for table in self.outside_tables for block in table}
         held = {block for table in before.tables.values() for block in table}
         targets = [target for _, target in step.copies]
         assert len(set(targets)) == len(targets)
@@ -301,6 +419,7 @@ class Watched:
             assert target not in self.pool._hash_of
             gone = {b for sequence in step.preempted for b in before.tables[sequence]}
             assert target not in held - gone
+            assert target not in outside
         for sequence, chunk in step.chunks:
             end = chunk.cached_tokens + chunk.new_tokens
             assert len(sequence.blocks) * self.pool.block_tokens >= end
@@ -342,5 +461,7 @@ class Watched:
             over += [sequence] if self.ids[sequence] == ids else []
             assert sequence.finish_reason == (reason if self.ids[sequence] == ids else None)
         assert ended == over
-        assert all(not sequence.blocks and not sequence.forks for sequence in ended)
+        self.held |= {sequence: list(sequence.blocks) for sequence in ended if sequence.hold}
+        assert all(bool(sequence.blocks) == sequence.hold for sequence in ended)
+        assert not any(sequence.forks for sequence in ended)
         self.ended += ended

@@ -2,15 +2,9 @@
 
 from prefill_decode.scheduling.kv_blocks import BlockPool, OutOfBlocks, hash_of_block
 from prefill_decode.scheduling.rehearsal import beside_streams, rehearse, rehearse_arrival
-from prefill_decode.scheduling.scheduler import (
-    POLICIES,
-    Policy,
-    QueueFull,
-    ScheduledStep,
-    Scheduler,
-    SchedulerSettings,
-)
+from prefill_decode.scheduling.scheduler import ScheduledStep, Scheduler
 from prefill_decode.scheduling.sequence import SequenceState
+from prefill_decode.scheduling.settings import POLICIES, Policy, QueueFull, SchedulerSettings
 
 __all__ = [
     "POLICIES",

@@ -7,7 +7,8 @@ end: a later sequence that begins with the same tokens shares it instead of comp
 block that nobody holds keeps its contents until it is needed; the one unused for longest goes
 first.
 
-Counts:  references to every block.
+Counts:  references to every block, and its generation, which rises with each new first holder: who
+         has noted it can tell whether the block is still in the use that it was in.
 Ignores: what is in a block; equal hashes are taken for equal contents, which is why they are
          cryptographic.
 Source:  Kwon et al., "PagedAttention" (2023), section 4, for blocks, reference counts and copying
@@ -37,6 +38,7 @@ class BlockPool:
             )
         self.num_blocks, self.block_tokens, self.reuse = num_blocks, block_tokens, reuse
         self.references = [0] * num_blocks
+        self.generations = array("q", [0]) * num_blocks  # in memory that others may look at
         self._empty = list(range(num_blocks - 1, -1, -1))  # free, with nothing to remember
         self._kept: dict[int, None] = {}  # free, contents published; unused for longest first
         self._hash_of: dict[int, Hashable] = {}
@@ -87,7 +89,9 @@ class BlockPool:
             block = self._block_of.get(wanted)
             if block is None:
                 break
-            self._kept.pop(block, None)
+            if self.references[block] == 0:
+                del self._kept[block]
+                self.generations[block] += 1
             self.references[block] += 1
             found.append(block)
         return found
@@ -100,6 +104,7 @@ class BlockPool:
             del self._kept[block]
             del self._block_of[self._hash_of.pop(block)]
         self.references[block] = 1
+        self.generations[block] += 1
         return block
 
 

@@ -6,8 +6,9 @@ can price it before anything is measured."""
 from collections.abc import Iterable
 
 from prefill_decode.scheduling.kv_blocks import BlockPool
-from prefill_decode.scheduling.scheduler import Scheduler, SchedulerSettings
+from prefill_decode.scheduling.scheduler import Scheduler
 from prefill_decode.scheduling.sequence import SequenceState
+from prefill_decode.scheduling.settings import SchedulerSettings
 from prefill_decode.step import Chunk
 
 

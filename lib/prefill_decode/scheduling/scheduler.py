@@ -17,6 +17,11 @@ all is never preempted and moves whenever decodes run. With chunked and decode_f
 every step, a sequence ends within as many steps as it and those before it have tokens to run. With
 the other two, prompts that keep coming and end with their first token can hold decodes up for ever.
 
+Blocks may be promised to a sequence whose cache is computed elsewhere (`reserve`), which runs once
+they are filled (`start`), behind those that run by then; and a sequence that has ended may hold its
+blocks for others to read (`hold`, `release`). Neither gives them up to anyone: while they last,
+even the first of all may have to wait.
+
 The caller runs the step and says what was sampled; time does not exist here. The serving engine is
 one such caller; a rehearsal, which runs nothing, is another.
 
@@ -28,45 +33,12 @@ Source:  Yu et al., "Orca" (2022), for scheduling step by step; Agrawal et al., 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
 
-from prefill_decode.scheduling.kv_blocks import BlockPool
+from prefill_decode.scheduling.checks import check_cached, check_sequence
+from prefill_decode.scheduling.kv_blocks import BlockPool, OutOfBlocks
 from prefill_decode.scheduling.sequence import SequenceState
+from prefill_decode.scheduling.settings import QueueFull, SchedulerSettings
 from prefill_decode.step import Chunk
-
-Policy = Literal["chunked", "decode_first", "prefill_first", "static"]
-POLICIES: tuple[Policy, ...] = get_args(Policy)
-
-
-class QueueFull(Exception):
-    """As many sequences wait as may wait."""
-
-
-@dataclass(frozen=True)
-class SchedulerSettings:
-    policy: Policy = "chunked"
-    most_tokens_per_step: int = 512
-    most_sequences: int = 64  # that run at a time
-    most_waiting: int | None = None  # None: no limit
-
-    def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ValueError(f"policy is one of {', '.join(POLICIES)}; got {self.policy!r}")
-        if not 1 <= self.most_sequences <= self.most_tokens_per_step:
-            raise ValueError(
-                "every running sequence must be able to decode in one step: most_sequences is "
-                f"from 1 to most_tokens_per_step; got {self.most_sequences} and "
-                f"{self.most_tokens_per_step}"
-            )
-        if self.most_waiting is not None and self.most_waiting < 1:
-            raise ValueError(
-                "every sequence waits until the next step: most_waiting is 1 or more, or None for "
-                f"no limit; got {self.most_waiting}"
-            )
-
-    @property
-    def cuts_prompts(self) -> bool:
-        return self.policy == "chunked"
 
 
 @dataclass(slots=True)
@@ -89,7 +61,7 @@ class ScheduledStep:
 
 
 class Scheduler:
-    """Call `add` when a request arrives, then `next_step` and `complete` in turns; `cancel` after
+    """Call `add` when a request arrives, then `next_step` and `complete` in turns; all else after
     `complete` and before `next_step`, never while a step runs."""
 
     def __init__(self, pool: BlockPool, settings: SchedulerSettings | None = None) -> None:
@@ -97,9 +69,11 @@ class Scheduler:
         self.settings = settings or SchedulerSettings()
         self.waiting: deque[SequenceState] = deque()
         self.running: list[SequenceState] = []  # in the order of arrival, as those that wait
+        self.reserved: list[SequenceState] = []  # with blocks that are filled from elsewhere
+        self.held: list[SequenceState] = []  # ended, with blocks that are read from elsewhere
         self.num_preemptions = 0
         self.num_reused_tokens = 0
-        self._places = 0  # taken by running sequences and by forks that will be
+        self._places = 0  # taken by running and reserved sequences and by forks that will be
         self._batch_open, self._batch_places = True, 0  # of the static policy
 
     @property
@@ -108,7 +82,7 @@ class Scheduler:
 
     def add(self, sequence: SequenceState) -> None:
         """Let a sequence wait. ValueError if it could never run, QueueFull if too many wait."""
-        self._check(sequence)
+        check_sequence(sequence, self.pool, self.settings)
         limit = self.settings.most_waiting
         if limit is not None and len(self.waiting) >= limit:
             raise QueueFull(f"{len(self.waiting)} sequences wait, and no more than {limit} may")
@@ -119,24 +93,50 @@ class Scheduler:
 
         The caller fills its blocks. ValueError if it could never run or is to run nothing;
         OutOfBlocks or QueueFull, with nothing changed, if there is no room for it now."""
-        self._check(sequence)
-        if not 0 <= cached_tokens < sequence.known_tokens:
+        check_cached(sequence, cached_tokens, self.settings)
+        self._give_blocks(sequence, cached_tokens)
+        self.running.append(sequence)
+
+    def reserve(self, sequence: SequenceState) -> None:
+        """Give blocks to a sequence for all that it knows, which is computed elsewhere. The caller
+        fills them, then calls `start`, or `cancel`.
+
+        ValueError if it could never run; OutOfBlocks or QueueFull, with nothing changed, if there
+        is no room for it now. Those that wait come first."""
+        assert not sequence.forks, "answers whose prompt is read elsewhere have blocks of their own"
+        if self.waiting:
+            check_sequence(sequence, self.pool, self.settings)
+            raise OutOfBlocks(f"{len(self.waiting)} sequences wait for blocks")
+        self._give_blocks(sequence, sequence.known_tokens)
+        self.reserved.append(sequence)
+
+    def start(self, sequence: SequenceState, token_id: int | None = None) -> None:
+        """Run a reserved sequence from the next step on: its blocks are filled, and this token
+        follows those that it knows. ValueError for a token that ends its answer."""
+        assert sequence in self.reserved, "only a reserved sequence is started"
+        if token_id in sequence.stop_ids or sequence.known_tokens >= sequence.most_cached_tokens:
             raise ValueError(
-                "the last known token of a sequence is still to run: cached_tokens is below "
-                f"{sequence.known_tokens}; got {cached_tokens}"
+                "an answer that ends with a token has nothing to run after it; got token "
+                f"{token_id} as number {sequence.output_tokens + 1} of at most "
+                f"{sequence.most_output_tokens}"
             )
-        if not self.settings.cuts_prompts and cached_tokens < sequence.known_tokens - 1:
-            raise ValueError(
-                f"with policy {self.settings.policy!r} a sequence that was computed elsewhere has "
-                f"one token left to run; got {sequence.known_tokens - cached_tokens}: use policy "
-                "'chunked'"
-            )
+        sequence.append(token_id)
+        self.reserved.remove(sequence)
+        self.running.append(sequence)
+        self._publish(sequence)
+
+    def release(self, sequence: SequenceState) -> None:
+        """Take back the blocks that a sequence holds beyond its end."""
+        self.held.remove(sequence)
+        self._give_back(sequence)
+
+    def _give_blocks(self, sequence: SequenceState, cached_tokens: int) -> None:
+        check_sequence(sequence, self.pool, self.settings)
         if self._places + 1 + len(sequence.forks) > self.settings.most_sequences:
             raise QueueFull(f"{self._places} sequences run, as many as may")
         sequence.blocks = self.pool.allocate(self.pool.blocks_for(sequence.known_tokens))
         sequence.cached_tokens = cached_tokens
         self._places += 1 + len(sequence.forks)
-        self.running.append(sequence)
 
     def cancel(self, sequence: SequenceState) -> None:
         """Forget a sequence, whatever it does; its blocks return at once. Unknown ones are fine.
@@ -153,9 +153,16 @@ class Scheduler:
             self.waiting.remove(sequence)
         elif sequence in self.running:
             self._end([sequence])
+        elif sequence in self.reserved:
+            self.reserved.remove(sequence)
+            self._places -= 1
+            self._give_back(sequence)
+        elif sequence in self.held:
+            self.release(sequence)
 
     def next_step(self) -> ScheduledStep | None:
-        """What runs next; None when nothing waits or runs."""
+        """What runs next. None when nothing waits or runs, or when the blocks that are needed are
+        reserved or held."""
         step = ScheduledStep()
         if not self.running:
             self._batch_open, self._batch_places = True, 0
@@ -166,9 +173,10 @@ class Scheduler:
             self._add_prompts(step)
             if not step.chunks:
                 self._add_decodes(step)
-                self._batch_open = False
+                self._batch_open = not step.chunks
         if not step.chunks:
-            assert not self.has_work, "sequences wait or run and none of them can"
+            outside = self.reserved or self.held
+            assert outside or not self.has_work, "sequences wait or run and none of them can"
             return None
         for sequence, chunk in step.chunks:
             if chunk.samples_token:
@@ -188,16 +196,14 @@ class Scheduler:
             if chunk.samples_token and sequence.forks:
                 self._start_forks(sequence)
         for index, (_, sequence) in enumerate(step.samples):
-            sequence.output_tokens += 1
             token_id = None if token_ids is None else token_ids[index]
-            if sequence.token_ids is not None:
-                assert token_id is not None, "sequences with ids need the ids that were sampled"
-                sequence.token_ids.append(token_id)
+            sequence.append(token_id)
             if token_id in sequence.stop_ids:
                 sequence.finish_reason = "stop"
             elif sequence.output_tokens >= sequence.most_output_tokens:
                 sequence.finish_reason = "length"
         ended = [sequence for _, sequence in step.samples if sequence.finish_reason]
+        self.held += [sequence for sequence in ended if sequence.hold]
         self._end(ended)
         return ended
 
@@ -261,7 +267,8 @@ class Scheduler:
     def _admit(self, sequence: SequenceState, most_tokens: int) -> bool:
         """Give the first in line its place and blocks for all its tokens, if there is room."""
         places = 1 + len(sequence.forks)
-        taken = self._batch_places if self.settings.policy == "static" else self._places
+        of_batch = self._batch_places if self.settings.policy == "static" else 0
+        taken = max(self._places, of_batch)
         if taken + places > self.settings.most_sequences:
             return False
         pool = self.pool
@@ -332,48 +339,10 @@ class Scheduler:
         self.running = [sequence for sequence in self.running if id(sequence) not in gone]
         self._places -= len(ended)
         for sequence in ended:
-            self._give_back(sequence)
+            if not (sequence.hold and sequence.finish_reason):
+                self._give_back(sequence)
 
     def _give_back(self, sequence: SequenceState) -> None:
         self.pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.cached_tokens = 0
-
-    def _check(self, sequence: SequenceState) -> None:
-        self._check_family(sequence)
-        for answer in (sequence, *sequence.forks):
-            self._check_room(answer)
-
-    def _check_family(self, sequence: SequenceState) -> None:
-        """Forks must be answers to this prompt, and have places all at once."""
-        for fork in sequence.forks:
-            same = fork.prompt_tokens == sequence.prompt_tokens and not fork.forks
-            own_ids = sequence.token_ids is None or fork.token_ids is not sequence.token_ids
-            if not (same and own_ids and fork.token_ids == sequence.token_ids):
-                raise ValueError(
-                    "forks are other answers to the same prompt, each with a list of its ids and "
-                    f"without forks; got {fork.sequence_id!r} in {sequence.sequence_id!r}"
-                )
-        if 1 + len(sequence.forks) > self.settings.most_sequences:
-            raise ValueError(
-                f"{1 + len(sequence.forks)} answers to one prompt run at a time, and no more than "
-                f"{self.settings.most_sequences} sequences may: ask for fewer or raise "
-                "most_sequences"
-            )
-
-    def _check_room(self, sequence: SequenceState) -> None:
-        """A sequence that is computed again alone must fit, in the cache and in a step."""
-        room = self.pool.num_blocks * self.pool.block_tokens
-        if sequence.most_cached_tokens > room:
-            raise ValueError(
-                f"prompt and answer must fit in the cache of {room} tokens; got "
-                f"{sequence.prompt_tokens} prompt tokens and {sequence.most_output_tokens} output "
-                "tokens: shorten them or give the cache more blocks"
-            )
-        budget = self.settings.most_tokens_per_step
-        if not self.settings.cuts_prompts and sequence.most_cached_tokens > budget:
-            raise ValueError(
-                f"with policy {self.settings.policy!r} a prompt, or prompt and answer read again, "
-                f"runs whole in a step of {budget} tokens; got {sequence.most_cached_tokens}: "
-                "raise most_tokens_per_step or use policy 'chunked'"
-            )

@@ -2,7 +2,8 @@
 
 A sequence knows its prompt and what was sampled; the cache holds the keys and values of its first
 tokens. What lies between the two is still to run: a whole prompt at first, one token when it
-decodes, everything again after its blocks were taken away."""
+decodes, everything again after its blocks were taken away. One that was begun elsewhere brings the
+first tokens of its answer along."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ FinishReason = Literal["stop", "length"]
 @dataclass(slots=True, eq=False)
 class SequenceState:
     """`token_ids` are the prompt's and then the answer's; None where only lengths are known, as in
-    a rehearsal, which may give `block_hashes` of the prompt's full blocks itself."""
+    a rehearsal, which may give `block_hashes` of the prompt's full blocks itself. `hold`: whether
+    its blocks are kept when it ends, until they are released."""
 
     sequence_id: str
     prompt_tokens: int
@@ -32,6 +34,7 @@ class SequenceState:
     reused_tokens: int = 0  # found in the cache when it was first admitted
     preemptions: int = 0
     finish_reason: FinishReason | None = None
+    hold: bool = False
 
     def __post_init__(self) -> None:
         counts = (self.prompt_tokens, self.most_output_tokens)
@@ -41,10 +44,15 @@ class SequenceState:
                 f"prompt_tokens={self.prompt_tokens} and "
                 f"most_output_tokens={self.most_output_tokens}"
             )
-        if self.token_ids is not None and len(self.token_ids) != self.prompt_tokens:
+        if not 0 <= self.output_tokens < self.most_output_tokens:
             raise ValueError(
-                f"a new sequence brings the ids of its prompt; got {len(self.token_ids)} ids for "
-                f"{self.prompt_tokens} tokens"
+                "a sequence has at least one token of its answer to run; got "
+                f"{self.output_tokens} that are known, of {self.most_output_tokens}"
+            )
+        if self.token_ids is not None and len(self.token_ids) != self.known_tokens:
+            raise ValueError(
+                "a new sequence brings the ids of its prompt and of what is known of its answer; "
+                f"got {len(self.token_ids)} ids for {self.known_tokens} tokens"
             )
 
     @property
@@ -59,6 +67,13 @@ class SequenceState:
     def most_cached_tokens(self) -> int:
         """The last token of an answer is sampled and never run."""
         return self.prompt_tokens + self.most_output_tokens - 1
+
+    def append(self, token_id: int | None) -> None:
+        """One more token of its answer."""
+        if self.token_ids is not None:
+            assert token_id is not None, "sequences with ids need the ids that were sampled"
+            self.token_ids.append(token_id)
+        self.output_tokens += 1
 
     def hashes_up_to(self, num_blocks: int, block_tokens: int) -> Sequence[Hashable]:
         """Contents of its first blocks, as many as its known tokens fill and no more than asked."""
