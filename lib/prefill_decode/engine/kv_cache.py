@@ -10,7 +10,9 @@ Ignores: which block is whose. The caller decides, and may give one block to sev
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from prefill_decode.model_spec import ModelSpec
@@ -42,6 +44,22 @@ class KVCache:
         sources, targets = ends[:, 0], ends[:, 1]
         for cached in self.keys + self.values:
             cached.index_copy_(0, targets, cached.index_select(0, sources))
+
+    def regions(self) -> list[NDArray[np.uint8]]:
+        """The memory itself, as bytes: layer 0 keys, layer 0 values, layer 1 keys and so on, each
+        [num_blocks, K * block_tokens * D * bytes of a value]. ValueError where it is not on a
+        CPU."""
+        if self.keys[0].device.type != "cpu":
+            raise ValueError(
+                "the bytes of a cache can be looked at where it lies in the host's memory; got "
+                f"one on {self.keys[0].device}: use --device cpu"
+            )
+        pairs = zip(self.keys, self.values, strict=True)
+        return [
+            cached.view(torch.uint8).view(self.num_blocks, -1).numpy()
+            for pair in pairs
+            for cached in pair
+        ]
 
     def fill_with_noise(self, seed: int) -> None:
         """Random contents, as a filled cache has: zeros could be read or multiplied faster.

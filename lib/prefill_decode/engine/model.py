@@ -7,6 +7,7 @@ decided.
 Source: Touvron et al., "LLaMA" (2023): RMSNorm before each part, rotary positions, SwiGLU.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import pi
 
@@ -52,6 +53,7 @@ class CompiledDecodeSpan:
 
 
 Span = PrefillSpan | DecodeSpan | CompiledDecodeSpan
+OnLayer = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,16 @@ def _stretched(frequencies: Tensor, scaling: RopeScaling | None) -> Tensor:
 
 
 def forward(
-    model: ModelSpec, weights: Weights, cache: KVCache, rotary: RotaryTable, plan: StepPlan
+    model: ModelSpec,
+    weights: Weights,
+    cache: KVCache,
+    rotary: RotaryTable,
+    plan: StepPlan,
+    on_layer: OnLayer | None = None,
 ) -> Tensor:
-    """Logits [S, vocab] of the sampled rows; keys and values of every row go into the cache."""
+    """Logits [S, vocab] of the sampled rows; keys and values of every row go into the cache.
+
+    `on_layer(index)` is called when those of a layer are there; on CUDA, when they will be."""
     epsilon = model.norm_epsilon
     hidden = functional.embedding(plan.token_ids, weights.embedding)  # [N, hidden]
     if weights.positions is not None:
@@ -117,6 +126,8 @@ def forward(
     for index, layer in enumerate(weights.layers):
         qkv = layer.qkv.after_norm(hidden, layer.attention_norm, epsilon)
         heads = _attention(model, layer, index, qkv, rotary, cache, plan)
+        if on_layer is not None:
+            on_layer(index)
         hidden = layer.attention_out.add_to(heads, hidden)
         gate_up = layer.gate_up.after_norm(hidden, layer.mlp_norm, epsilon)
         hidden = layer.down.add_swiglu_to(gate_up, hidden)

@@ -19,6 +19,7 @@ from prefill_decode.engine.kv_cache import KVCache, on_device
 from prefill_decode.engine.model import (
     CompiledDecodeSpan,
     DecodeSpan,
+    OnLayer,
     PrefillSpan,
     RotaryTable,
     Span,
@@ -71,17 +72,18 @@ class PagedEngine:
         self.rotary = RotaryTable(model, capacity_tokens, device)
 
     @torch.inference_mode()
-    def forward(self, chunks: Sequence[PlacedChunk]) -> Tensor:
-        """One step. Logits [S, vocab] of the chunks that sample, in their order.
+    def forward(self, chunks: Sequence[PlacedChunk], on_layer: OnLayer | None = None) -> Tensor:
+        """One step. Logits [S, vocab] of the chunks that sample, in their order. `on_layer(index)`
+        is called once a layer has written the keys and values of the step's tokens.
 
         Raises ValueError, with nothing changed, for an empty step or chunk, a token id outside the
         vocabulary, a sequence that outgrows its blocks or the engine, an unknown block, or a block
         that is written by one chunk and in the table of another."""
-        return self.run(self.plan(chunks))
+        return self.run(self.plan(chunks), on_layer)
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> Tensor:
-        return forward(self.model, self.weights, self.cache, self.rotary, plan)
+    def run(self, plan: StepPlan, on_layer: OnLayer | None = None) -> Tensor:
+        return forward(self.model, self.weights, self.cache, self.rotary, plan, on_layer)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies block source to block target for each (source, target), before one is written."""

@@ -5,15 +5,22 @@ run all it knows. Sampling depends on a sequence's own logits, settings and plac
 do in the same step, how a prompt was cut and whether it was taken back change no token. The
 answers to one prompt share its cache: it is read once.
 
+Prefill and decode of a request may run in two of these. The first holds the blocks of what it has
+read (`submit` with `hold`, `held_blocks`, `release_held`); the second gives out blocks to copy them
+to (`reserve`) and goes on with the token that the first one sampled (`start`).
+
 Counts:  steps, tokens of prompts and answers, tokens found in the cache, preemptions.
 Ignores: text and time; those belong to whoever serves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from prefill_decode.engine.answering import SampledToken, ServingState
+from prefill_decode.engine.model import OnLayer
 from prefill_decode.engine.paged_engine import PagedEngine, PlacedChunk
 from prefill_decode.engine.sampling import Sampled, Sampling, sample
 from prefill_decode.engine.weights import Weights
@@ -43,6 +50,8 @@ class ServingEngine:
         self.capacity_tokens = self._most_tokens()
         self._answers: dict[str, dict[int, SequenceState]] = {}
         self._asked: dict[SequenceState, tuple[str, int, Sampling]] = {}
+        self._held: dict[str, SequenceState] = {}  # and those whose blocks will be
+        self._reserved: dict[str, SequenceState] = {}
         self._steps = self._prompt_tokens = self._sampled_tokens = 0
 
     @property
@@ -57,19 +66,84 @@ class ServingEngine:
         sampling: Sampling | None = None,
         stop_ids: frozenset[int] = frozenset(),
         answers: int = 1,
+        *,
+        known_ids: Sequence[int] = (),
+        first_answer: int = 0,
+        hold: bool = False,
     ) -> None:
         """Let a request wait for its turn.
 
+        `known_ids`: tokens of its one answer that were sampled before, of `max_output_tokens` in
+        all. `first_answer`: where the answers are not counted from 0. `hold`: the blocks of its one
+        answer stay held at the end, until `release_held`.
+
         ValueError, with nothing changed, for an id in use, token ids outside the vocabulary or a
         prompt and answer that the cache cannot hold; QueueFull when too many wait."""
-        self._check(request_id, prompt_ids, max_output_tokens, answers)
+        self._check(request_id, prompt_ids, max_output_tokens, answers, known_ids)
+        if answers > 1 and (known_ids or hold):
+            raise ValueError(
+                "one answer has known tokens of its own and holds blocks of its own; got "
+                f"{answers} answers: submit them one by one"
+            )
         family = [
-            _sequence(f"{request_id}/{answer}", prompt_ids, max_output_tokens, stop_ids)
-            for answer in range(answers)
+            _sequence(request_id, prompt_ids, known_ids, max_output_tokens, stop_ids)
+            for _ in range(answers)
         ]
         family[0].forks = family[1:]
+        family[0].hold = hold
         self.scheduler.add(family[0])
-        self._remember(request_id, family, sampling or Sampling())
+        self._remember(request_id, family, sampling or Sampling(), first_answer)
+        if hold:
+            self._held[request_id] = family[0]
+
+    def held_blocks(self, request_id: str) -> list[int]:
+        """The blocks of a request that was submitted with `hold`, from when it runs until they are
+        released; none while it waits. ValueError for others."""
+        return list(self._holding(request_id).blocks)
+
+    def reused_tokens(self, request_id: str) -> int:
+        """How much of a request with `hold` was found in the cache. ValueError for others."""
+        return self._holding(request_id).reused_tokens
+
+    def release_held(self, request_id: str) -> None:
+        """Take back the blocks of a request that has ended. ValueError for others."""
+        if request_id in self._answers:
+            raise ValueError(f"blocks are released after the end; {request_id!r} still runs")
+        self.scheduler.release(self._holding(request_id))
+        del self._held[request_id]
+
+    def reserve(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        max_output_tokens: int,
+        sampling: Sampling | None = None,
+        stop_ids: frozenset[int] = frozenset(),
+        *,
+        known_ids: Sequence[int] = (),
+        first_answer: int = 0,
+    ) -> list[int]:
+        """Give out the blocks for a prompt and the known tokens of its answer, which another engine
+        has computed. The caller fills them, then calls `start`, or `cancel`.
+
+        ValueError for what could never run; OutOfBlocks or QueueFull, with nothing changed, where
+        there is no room now."""
+        self._check(request_id, prompt_ids, max_output_tokens, 1, known_ids)
+        sequence = _sequence(request_id, prompt_ids, known_ids, max_output_tokens, stop_ids)
+        self.scheduler.reserve(sequence)
+        self._remember(request_id, [sequence], sampling or Sampling(), first_answer)
+        self._reserved[request_id] = sequence
+        return list(sequence.blocks)
+
+    def start(self, request_id: str, token_id: int) -> None:
+        """The reserved blocks are filled and this is the next token: run it from the next step on.
+
+        ValueError for a request that is not reserved and for a token that ends its answer."""
+        if request_id not in self._reserved:
+            raise ValueError(f"a request is started once, when reserved; {request_id!r} is not")
+        self._check_ids([token_id])
+        self.scheduler.start(self._reserved[request_id], token_id)
+        del self._reserved[request_id]
 
     def accept(
         self,
@@ -85,26 +159,43 @@ class ServingEngine:
         Returns its blocks, for the caller to fill. ValueError, OutOfBlocks or QueueFull as the
         scheduler says."""
         self._check(request_id, prompt_ids, max_output_tokens, 1)
-        sequence = _sequence(f"{request_id}/0", prompt_ids, max_output_tokens, stop_ids)
+        sequence = _sequence(request_id, prompt_ids, (), max_output_tokens, stop_ids)
         self.scheduler.accept(sequence, cached_tokens)
         self._remember(request_id, [sequence], sampling or Sampling())
         return list(sequence.blocks)
 
     def cancel(self, request_id: str, answer: int | None = None) -> None:
-        """Forget a request or one of its answers; blocks return at once. Unknown ids are fine."""
+        """Forget a request or one of its answers; blocks return at once, held and reserved ones,
+        too. Unknown ids are fine."""
         answers = self._answers.get(request_id, {})
         for index in list(answers) if answer is None else [answer]:
             if index in answers:
                 self.scheduler.cancel(answers[index])
                 self._forget(answers[index])
+        if request_id not in self._answers:
+            self._reserved.pop(request_id, None)
+            held = self._held.pop(request_id, None)
+            if held is not None:
+                self.scheduler.cancel(held)
 
-    def step(self) -> list[SampledToken]:
-        """Run one step of whatever is scheduled; the tokens it gave."""
+    def step(
+        self,
+        on_layer: OnLayer | None = None,
+        on_scheduled: Callable[[list[str]], None] | None = None,
+    ) -> list[SampledToken]:
+        """Run one step of whatever is scheduled; the tokens it gave. Nothing runs where there is
+        nothing, or where the blocks that are needed are reserved or held.
+
+        `on_scheduled` is called before the step runs, with the requests that it reads to the end of
+        what they know; `on_layer(index)`, when a layer has written the step's keys and values."""
         step = self.scheduler.next_step()
         if step is None:
             return []
+        if on_scheduled is not None:
+            on_scheduled([self._asked[s][0] for s, chunk in step.chunks if chunk.samples_token])
         self.engine.copy_blocks(step.copies)
-        logits = self.engine.forward([_placed(sequence, chunk) for sequence, chunk in step.chunks])
+        placed = [_placed(sequence, chunk) for sequence, chunk in step.chunks]
+        logits = self.engine.forward(placed, on_layer)
         sampled = self._sample(step, logits)
         self.scheduler.complete(step, [token.token_id for token in sampled])
         self._steps += 1
@@ -130,6 +221,10 @@ class ServingEngine:
             sampled_tokens=self._sampled_tokens,
             preemptions=self.scheduler.num_preemptions,
         )
+
+    def kv_regions(self) -> list[NDArray[np.uint8]]:
+        """The memory of the cache, see `KVCache.regions`."""
+        return self.engine.cache.regions()
 
     def _most_tokens(self) -> int:
         """Of one prompt and its answer. Read again after a preemption, they run in one step where
@@ -163,12 +258,21 @@ class ServingEngine:
             token.top_logprobs,
         )
 
+    def _holding(self, request_id: str) -> SequenceState:
+        if request_id not in self._held:
+            raise ValueError(f"a request holds its blocks if submitted so; {request_id!r} does not")
+        return self._held[request_id]
+
     def _remember(
-        self, request_id: str, family: Sequence[SequenceState], sampling: Sampling
+        self,
+        request_id: str,
+        family: Sequence[SequenceState],
+        sampling: Sampling,
+        first_answer: int = 0,
     ) -> None:
         self._prompt_tokens += family[0].prompt_tokens
-        self._answers[request_id] = dict(enumerate(family))
-        for answer, sequence in enumerate(family):
+        self._answers[request_id] = dict(enumerate(family, first_answer))
+        for answer, sequence in enumerate(family, first_answer):
             self._asked[sequence] = (request_id, answer, sampling)
 
     def _forget(self, sequence: SequenceState) -> None:
@@ -178,9 +282,14 @@ class ServingEngine:
             del self._answers[request_id]
 
     def _check(
-        self, request_id: str, prompt_ids: Sequence[int], max_output_tokens: int, answers: int
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        max_output_tokens: int,
+        answers: int,
+        known_ids: Sequence[int] = (),
     ) -> None:
-        if request_id in self._answers:
+        if request_id in self._answers or request_id in self._held:
             raise ValueError(f"every request has an id of its own; {request_id!r} is in use")
         if not len(prompt_ids):
             raise ValueError("a prompt has at least one token; got none")
@@ -189,9 +298,8 @@ class ServingEngine:
                 "a request asks for at least one token of at least one answer; got "
                 f"max_output_tokens={max_output_tokens} and answers={answers}"
             )
-        vocab_size = self.engine.model.vocab_size
-        if not all(type(token) is int and 0 <= token < vocab_size for token in prompt_ids):
-            raise ValueError(f"token ids are whole numbers from 0 to {vocab_size - 1}")
+        self._check_ids(prompt_ids)
+        self._check_ids(known_ids)
         total = len(prompt_ids) + max_output_tokens
         most = self.engine.capacity_tokens
         if total - 1 > most:
@@ -200,16 +308,26 @@ class ServingEngine:
                 f"{len(prompt_ids)} and {max_output_tokens} output tokens"
             )
 
+    def _check_ids(self, token_ids: Sequence[int]) -> None:
+        vocab_size = self.engine.model.vocab_size
+        if not all(type(token) is int and 0 <= token < vocab_size for token in token_ids):
+            raise ValueError(f"token ids are whole numbers from 0 to {vocab_size - 1}")
+
 
 def _sequence(
-    name: str, prompt_ids: Sequence[int], max_output_tokens: int, stop_ids: frozenset[int]
+    name: str,
+    prompt_ids: Sequence[int],
+    known_ids: Sequence[int],
+    max_output_tokens: int,
+    stop_ids: frozenset[int],
 ) -> SequenceState:
     return SequenceState(
         sequence_id=name,
         prompt_tokens=len(prompt_ids),
         most_output_tokens=max_output_tokens,
-        token_ids=list(prompt_ids),
+        token_ids=[*prompt_ids, *known_ids],
         stop_ids=stop_ids,
+        output_tokens=len(known_ids),
     )
 
 

@@ -3,7 +3,9 @@
 The random ones are normal with standard deviation 0.02, as Llama-like models are initialised, so
 that activations stay in the range of real ones and no product meets denormal numbers."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import torch
 from torch import Tensor
@@ -12,6 +14,8 @@ from prefill_decode.engine.linear import Linear
 from prefill_decode.model_spec import ModelSpec
 
 STANDARD_DEVIATION = 0.02
+MARKED_ROWS = 8  # of each tensor
+MARK_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -81,3 +85,34 @@ def random_weights(model: ModelSpec, device: str, seed: int) -> Weights:
         final_norm=gains(model.hidden_size),
         lm_head=Linear(lm_head),
     )
+
+
+def mark_of(model: ModelSpec, weights: Weights) -> str:
+    """A hash of the model's shape and of some rows of every tensor: equal where a model has the
+    same weights from the same seed or folder, and for no others that are met in practice."""
+    marked = blake2b(repr(model).encode(), digest_size=MARK_BYTES)
+    for tensor in _tensors(weights):
+        rows = tensor.reshape(-1, tensor.shape[-1])
+        places = torch.linspace(0, len(rows) - 1, min(MARKED_ROWS, len(rows))).long()
+        some = rows[places.to(rows.device)].cpu().contiguous()
+        marked.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        marked.update(some.view(torch.uint8).numpy().tobytes())
+    return marked.hexdigest()
+
+
+def _tensors(weights: Weights) -> Iterator[Tensor]:
+    yield weights.embedding
+    if weights.positions is not None:
+        yield weights.positions
+    for layer in weights.layers:
+        yield from (layer.attention_norm, layer.mlp_norm, *(layer.head_norms or ()))
+        for linear in (layer.qkv, layer.attention_out, layer.gate_up, layer.down):
+            yield from _of_linear(linear)
+    yield weights.final_norm
+    yield from _of_linear(weights.lm_head)
+
+
+def _of_linear(linear: Linear) -> Iterator[Tensor]:
+    yield linear.weight
+    if linear.bias is not None:
+        yield linear.bias
