@@ -1,5 +1,7 @@
 """Pools with random contents, and both sides of a transfer, for the tests beside this file."""
 
+import ctypes
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +15,9 @@ from prefill_decode.kv_transfer import Exporter, How, Lane, Layout, Pool, Reader
 
 LAYERS = 3
 KEY = b"the same on both sides"
+LANES: list[tuple[str, Lane]] = [("unix", "stream"), ("tcp", "stream")]
+if hasattr(ctypes.CDLL(None), "process_vm_readv"):
+    LANES += [("unix", "cma"), ("tcp", "cma")]
 
 
 def layout(block_bytes: int = 256, **changes: object) -> Layout:
@@ -71,6 +76,10 @@ def until(holds_now: Callable[[], bool], patience_s: float = 10.0) -> bool:
     return found
 
 
+def num_descriptors() -> int:
+    return len(os.listdir("/dev/fd"))
+
+
 @dataclass
 class Sides:
     source: Pool
@@ -93,8 +102,8 @@ def sides(
     target: Pool | None = None,
     **options: object,
 ) -> Iterator[Sides]:
-    """An exporter and a reader; afterwards neither has left a thread."""
-    before = set(threading.enumerate())
+    """An exporter and a reader; afterwards neither has left a thread or a descriptor."""
+    before, descriptors = set(threading.enumerate()), num_descriptors()
     source, target = source or make_pool(seed=1), target or make_pool(seed=2)
     ends = Ends()
     address = f"unix:{folder}/s" if kind == "unix" else "tcp:127.0.0.1:0"
@@ -106,6 +115,7 @@ def sides(
         reader.close()
         exporter.close()
     assert set(threading.enumerate()) <= before
+    assert num_descriptors() == descriptors
 
 
 class Reading(threading.Thread):

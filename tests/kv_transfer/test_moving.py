@@ -18,6 +18,7 @@ from prefill_decode.kv_transfer import (
 from prefill_decode.kv_transfer import exporter as exporting
 from tests.kv_transfer.pools import (
     KEY,
+    LANES,
     LAYERS,
     Reading,
     copied,
@@ -29,7 +30,6 @@ from tests.kv_transfer.pools import (
 )
 
 BLOCKS, TARGETS = [7, 8, 9, 2, 30, 31, 0], [1, 5, 6, 7, 20, 3, 4]
-LANES = [("unix", "stream"), ("tcp", "stream"), ("unix", "cma"), ("tcp", "cma")]
 every_lane = pytest.mark.parametrize(("kind", "lane"), LANES)
 
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from secrets import token_bytes
-from types import TracebackType
 from typing import Self
 
 import xxhash
@@ -81,6 +80,7 @@ class Channel:
         if frame is None:
             return None
         if frame.header.kind != MESSAGE:
+            self.hang_up()
             raise Corrupt(f"a message was due; got a frame of kind {frame.header.kind}")
         return bytes(frame.body)
 
@@ -145,12 +145,7 @@ class Channel:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def use_keys(self, keys: tuple[bytes, bytes] | None) -> None:

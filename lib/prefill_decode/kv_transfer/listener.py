@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from typing import Self
 
 from prefill_decode.kv_transfer.addresses import listen, prepared, read_address
 from prefill_decode.kv_transfer.channel import Channel, greet
@@ -70,6 +71,12 @@ class Listener:
         self._known.put(None)
         for end in (self._signal, self._told, self._wake, self._woken):
             os.close(end)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def _accept_all(self) -> None:
         ready = select.poll()

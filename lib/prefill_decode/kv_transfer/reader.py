@@ -101,11 +101,12 @@ class Reader:
             raise DeadlinePassed(f"another read took longer than the {deadline_s:g} s of this one")
         try:
             self._begin(offer.transfer_id)
-            return self._read(offer, targets, began, deadline)
-        except TransferError as error:
-            if self._is_aborted(offer.transfer_id):
-                raise TransferError(f"{offer.transfer_id} was aborted") from error
-            raise
+            try:
+                return self._read(offer, targets, began, deadline)
+            except TransferError as error:
+                if self._is_aborted(offer.transfer_id):
+                    raise TransferError(f"{offer.transfer_id} was aborted") from error
+                raise
         finally:
             if self._under_way:
                 self._drop()
