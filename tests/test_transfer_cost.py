@@ -13,6 +13,7 @@ from prefill_decode.transfer_cost import (
     fit_laws,
     least_handover,
     moved_bytes,
+    ready_share,
 )
 from prefill_decode.units import GIGABIT
 
@@ -75,14 +76,29 @@ def test_at_the_break_even_link_all_but_one_layer_is_hidden():
     assert HANDOVER.exposed_s(speed) == pytest.approx(HANDOVER.prefill_s / 4)
 
 
-def test_layers_that_leave_one_by_one_are_a_pipeline_of_two_stages():
+@pytest.mark.parametrize("ready_share", [1.0, 0.2])
+@pytest.mark.parametrize("speed", [3.0, 20.0, 39.0, 41.0, 80.0, 1000.0])
+def test_layers_that_leave_one_by_one_are_a_pipeline_of_two_stages(speed, ready_share):
     """An oracle by simulation: a layer is sent when it is ready and the link is free."""
-    for speed in (3.0, 20.0, 39.0, 41.0, 80.0, 1000.0):
-        layers, free_s = HANDOVER.num_layers, 0.0
-        for layer in range(layers):
-            ready_s = HANDOVER.prefill_s * (layer + 1) / layers
-            free_s = max(free_s, ready_s) + HANDOVER.moved_bytes / layers / speed
-        assert HANDOVER.layered_s(speed) == pytest.approx(free_s)
+    handover = replace(HANDOVER, ready_share=ready_share)
+    layers, free_s = handover.num_layers, 0.0
+    for layer in range(layers):
+        ready_s = handover.prefill_s * (layer + ready_share) / layers
+        free_s = max(free_s, ready_s) + handover.moved_bytes / layers / speed
+    assert handover.layered_s(speed) == pytest.approx(max(free_s, handover.prefill_s))
+
+
+def test_a_cache_that_is_there_before_the_first_token_is_not_waited_for():
+    assert replace(HANDOVER, ready_share=0.1).exposed_s(1e9) == 0
+
+
+def test_keys_and_values_are_there_after_the_first_products_of_a_layer(tiny_model):
+    """Of 24 x 64 weights in Q, K and V, 32 x 24 in the output and 3 x 24 x 40 in the MLP."""
+    first, rest = 24 * 64, 32 * 24 + 3 * 24 * 40
+    attention = 4 * 32 * 1  # one token that sees itself
+    expected = (2 * first + attention) / (2 * (first + rest) + attention)
+    assert ready_share(tiny_model, 1) == pytest.approx(expected)
+    assert ready_share(tiny_model, 10_000) > 0.9  # attention is most of a long prompt
 
 
 def test_a_least_handover_is_the_roofline_s_prefill_and_the_model_s_bytes():

@@ -6,7 +6,7 @@ A transfer of so many bytes over a link takes
 
 where a transport that copies through memory has two rates: one for what fits in the processor's
 cache and one for what does not. A prompt whose prefill takes P seconds leaves S bytes in L layers;
-over a link of B bytes/s its cache is complete
+over a link of B bytes/s its first token and its cache are both there
 
     sent after the prefill          P + S / B
     sent layer by layer             max(P + S / (L B), P / L + S / B)
@@ -14,12 +14,14 @@ over a link of B bytes/s its cache is complete
 after the prefill's start: either the link waits for the last layer, or the last layer for the
 link. Moving beats computing again while S / B < P, so the break-even link has S / P bytes/s, which
 is the bytes of a token times the tokens of a second of prefill. At that very speed, layers that
-leave as they are ready hide all of the transfer but one layer's.
+leave as they are ready hide all of the transfer but one layer's. In truth a layer's keys and values
+are there before its other products have run, after a share `a` of it: then P / L shrinks to a P / L
+in the second term, and P to (L - 1 + a) P / L in the first.
 
 Counts:  every block that holds a token of the prompt, whole, in every layer.
 Ignores: the start of a transfer in the laws of TTFT, the few bytes of the first token, windows (our
-         engine keeps the whole context), other traffic on the link, and that layers differ: the
-         first one's keys come before its products, the output matrix after the last one's.
+         engine keeps the whole context), other traffic on the link, and the output matrix, whose
+         time comes after the last layer's.
 Source:  Patel et al., "Splitwise" (2024), section 4.3, on sending layer by layer; Zhong et al.,
          "DistServe" (2024), section 3.3, on the link that a prefill needs.
 """
@@ -31,7 +33,7 @@ from statistics import linear_regression, median
 
 from prefill_decode.hardware import Hardware
 from prefill_decode.model_spec import ModelSpec
-from prefill_decode.roofline import step_work
+from prefill_decode.roofline import ATTENTION, step_operations, step_work
 from prefill_decode.statistics import Interval, fit_two_terms, median_interval
 from prefill_decode.step import Chunk
 
@@ -53,11 +55,14 @@ def moved_bytes(model: ModelSpec, prompt_tokens: int, block_tokens: int = 1) -> 
 
 @dataclass(frozen=True)
 class Handover:
-    """A prompt's cache that one worker computes and another needs."""
+    """A prompt's cache that one worker computes and another needs.
+
+    `ready_share`: of a layer's time, after which its keys and values may leave."""
 
     prefill_s: float
     moved_bytes: int
     num_layers: int
+    ready_share: float = 1.0
 
     @property
     def break_even_bytes_per_s(self) -> float:
@@ -72,10 +77,12 @@ class Handover:
         return self.prefill_s + self.transfer_s(link_bytes_per_s)
 
     def layered_s(self, link_bytes_per_s: float) -> float:
-        """The same, each layer sent as soon as it is ready."""
+        """The same, each layer sent as soon as it is ready; never before the first token."""
         layers, transfer_s = self.num_layers, self.transfer_s(link_bytes_per_s)
-        last_layer_waits = self.prefill_s / layers + transfer_s
-        return max(self.prefill_s + transfer_s / layers, last_layer_waits)
+        a_layer_s = self.prefill_s / layers
+        first_ready_s = self.ready_share * a_layer_s
+        last_ready_s = self.prefill_s - a_layer_s + first_ready_s
+        return max(self.prefill_s, last_ready_s + transfer_s / layers, first_ready_s + transfer_s)
 
     def exposed_s(self, link_bytes_per_s: float) -> float:
         """Of a transfer layer by layer, what the prefill does not hide."""
@@ -87,7 +94,16 @@ def least_handover(
 ) -> Handover:
     """A prompt whose prefill takes the least time that the roofline allows."""
     prefill_s = step_work(model, [Chunk(prompt_tokens)]).least_time_s(hardware)
-    return Handover(prefill_s, moved_bytes(model, prompt_tokens, block_tokens), model.num_layers)
+    moved = moved_bytes(model, prompt_tokens, block_tokens)
+    return Handover(prefill_s, moved, model.num_layers, ready_share(model, prompt_tokens))
+
+
+def ready_share(model: ModelSpec, prompt_tokens: int) -> float:
+    """The share of a layer's arithmetic that comes before its keys and values are there and its
+    attention has run."""
+    chunk = Chunk(prompt_tokens, samples_token=False)
+    flops = {each.name: each.flops for each in step_operations(model, [chunk])}
+    return (flops["qkv projection"] + flops[ATTENTION]) / sum(flops.values())
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from prefill_decode.change import TOLERANCE
 from prefill_decode.cli import values
 from prefill_decode.cli.comparing import REMEASURED, compare, trust
 from prefill_decode.cli.measuring import book, doctor, list_claims, run, show_results
+from prefill_decode.cli.moving import add_link, link
 from prefill_decode.cli.pricing import certify, model, show_hardware
 from prefill_decode.cli.serving import add_serve, serve
 from prefill_decode.cli.streaming import REQUESTS, bench, stream
@@ -93,6 +94,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_trust(studying)
     _add_compare(verb("compare", compare))
     add_serve(verb("serve", serve))
+    add_link(verb("link", link, device=False))
     _add_hardware(verb("hardware", show_hardware, device=False))
     _add_certify(verb("certify", certify, device=False))
     _add_stream(verb("stream", stream, device=False))
