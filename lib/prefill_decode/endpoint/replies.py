@@ -21,13 +21,14 @@ from prefill_decode.endpoint.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 DONE = b"data: [DONE]\n\n"
+ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)  # dumps would make one each time
 
 Json = dict[str, Any]
 
 
 def event(document: Json) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(document, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
+    return b"data: " + ENCODER.encode(document).encode() + b"\n\n"
 
 
 def error_events(error: ApiError) -> bytes:
