@@ -105,6 +105,10 @@ class PrefillWorker:
     def _begin(self, message: Prefill) -> None:
         asked, transfer_id = message.asked, message.transfer_id
         known = len(asked.known_ids)
+        if known >= asked.max_output_tokens:
+            reason = f"{known} tokens are known, of an answer of {asked.max_output_tokens}"
+            self._say(Failed(asked.request_id, reason, again=False))
+            return
         try:
             self.engine.submit(
                 transfer_id,
