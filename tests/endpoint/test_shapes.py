@@ -162,7 +162,7 @@ def test_a_run_whose_tokens_come_too_late_asks_for_more_of_them(runner, stub):
 def test_a_run_that_never_sees_a_gap_ends_with_the_mend(runner, stub, monkeypatch):
     monkeypatch.setattr("prefill_decode.endpoint.shapes.shared_gaps_s", lambda streams: [])
     stub.bodies.clear()
-    with pytest.raises(RuntimeError, match="3 streams of 176 tokens.* close other programs"):
+    with pytest.raises(RuntimeError, match=r"3 streams of 176 tokens.* close other programs"):
         list(runner.steps.values())[2]()
     assert len(stub.bodies) == 3 * (1 + MOST_DOUBLINGS)
     assert not runner.noted_s
