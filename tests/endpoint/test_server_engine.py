@@ -176,10 +176,10 @@ def test_a_step_that_fails_deep_in_the_engine_is_told(serve):
     server = serve(serving, tokenizer=ByteTokenizer(SHAPE.vocab_size))
     run = serving.engine.run
 
-    def run_five(plan):
+    def run_five(plan, on_layer):
         if serving.state().steps == 5:
             raise RuntimeError("out of memory")
-        return run(plan)
+        return run(plan, on_layer)
 
     serving.engine.run = run_five
     reply = server.post("/v1/completions", prompt="x", max_tokens=50, stream=True, ignore_eos=True)
