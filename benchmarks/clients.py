@@ -11,11 +11,12 @@ own folder, so the server must too: vllm and llamacpp of servers.py, or `prefill
 Counts:  medians over a run's requests, each by the client's own account:
 
              TTFT                        vllm bench: the first event with a choice, a role included;
-                                         guidellm: the first event that its parser takes for a token
-             TPOT, (last - first)/(n-1)  vllm bench calls it TPOT, guidellm ITL (its TPOT is the
-                                         whole latency over n), and weighs it by tokens
+                                         guidellm: the first event that its parser takes for a
+                                         token; aiperf: the first event with text
+             TPOT, (last - first)/(n-1)  vllm bench calls it TPOT, aiperf ITL, guidellm ITL too (its
+                                         TPOT is the whole latency over n), and weighs it by tokens
              output tokens/s             vllm bench: over the run, its start included; guidellm: the
-                                         mean over the tokens' own times
+                                         mean over the tokens' own times; aiperf: over the run
 Ignores: vllm bench's ITL, gaps between events as each was parsed: events that share a read are
          near 0 apart; and the clients' percentiles, which two of the three give for any n.
 """
@@ -139,12 +140,36 @@ def guidellm_figures(folder: Path, said: str) -> Figures:
     )
 
 
+def aiperf_command(load: Load, folder: Path, seed: int) -> list[object]:
+    return [
+        *("env", "-u", "HF_HUB_OFFLINE"),  # with it, it takes no folder for a tokenizer
+        *(load.peers / "aiperf" / "bin" / "aiperf", "profile", "--url", load.url),
+        *("--model", MODEL, "--tokenizer", load.tokenizer, "--use-server-token-count"),
+        *("--endpoint-type", "completions", "--streaming", "--use-legacy-max-tokens"),
+        *("--request-count", load.requests, "--concurrency", load.concurrency),
+        *("--isl", load.prompt_tokens, "--osl", load.output_tokens, "--random-seed", seed),
+        *("--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0"),
+        *("--ui-type", "none", "--artifact-dir", folder / "aiperf"),
+    ]
+
+
+def aiperf_figures(folder: Path, said: str) -> Figures:
+    found = json.loads((folder / "aiperf" / "profile_export_aiperf.json").read_text())
+    return Figures(
+        found["time_to_first_token"]["p50"] / 1e3,
+        found["inter_token_latency"]["p50"] / 1e3,
+        found["output_token_throughput"]["avg"],
+        int(found["request_count"]["avg"]),
+    )
+
+
 CLIENTS: dict[
     str, tuple[Callable[[Load, Path, int], list[object]], Callable[[Path, str], Figures]]
 ] = {
     OURS: (ours_command, ours_figures),
     "vllm bench": (vllm_command, vllm_figures),
     "guidellm": (guidellm_command, guidellm_figures),
+    "aiperf": (aiperf_command, aiperf_figures),
 }
 
 

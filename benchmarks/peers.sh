@@ -73,6 +73,7 @@ engine_llamacpp() {
 
 engine_clients() {  # beside vLLM's own, which comes with it
     environment clients guidellm==0.8.1
+    environment aiperf aiperf==0.13.0
 }
 
 if [ $# -eq 1 ]; then

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from prefill_decode.measure.machine import allowed_cpus
-from prefill_decode.measure.timer import CLOCK_TICK_S, OTHERS_TOLERATED_CORES
+from prefill_decode.other_load import CLOCK_TICK_S, OTHERS_TOLERATED_CORES, allowed_cpus
 
 LONGEST_ANSWER_S = 300
 LONGEST_START_S = 600

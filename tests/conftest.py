@@ -9,6 +9,7 @@ from prefill_decode.hardware import Hardware
 from prefill_decode.measure import Ceilings, Kernel, Machine, Timings
 from prefill_decode.model_spec import ModelSpec
 from prefill_decode.results import Record, make_record
+from prefill_decode.results import record as record_module
 from prefill_decode.statistics import Interval
 from prefill_decode.step import Chunk
 
@@ -81,7 +82,15 @@ def ceilings(timings: Timings) -> Ceilings:
 
 
 @pytest.fixture
-def record(tiny_model: ModelSpec, machine: Machine, timings: Timings, ceilings: Ceilings) -> Record:
+def record(
+    tiny_model: ModelSpec,
+    machine: Machine,
+    timings: Timings,
+    ceilings: Ceilings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Record:
+    told = "kernel to 2 rows, oneDNN"  # not measured here
+    monkeypatch.setattr(record_module, "products_of", lambda device, dtype: told)
     claim = Claim(
         "decode waits for memory",
         [Prediction("batch 8 / batch 1", 1.1, rival=8.0)],

@@ -143,3 +143,9 @@ def test_every_sweep_needs_its_prediction():
 def test_contexts_are_three_and_rise(contexts):
     with pytest.raises(ValueError, match="three that rise"):
         plan_sweeps(get("laptop-254m"), contexts, WEIGHT_BYTES, LAPTOP)
+
+
+def test_a_round_that_sees_no_difference_counts_as_the_rival_foresees():
+    measured = {"a": [10.0, 64.0] * 6, "b": [20.0, 64.0] * 6}
+    seen = error_ratio_in_rounds(measured, {"a": 10.0, "b": 20.0})
+    assert (seen.low, seen.high) == (0.0, 1.0)

@@ -161,7 +161,9 @@ def test_another_kind_of_machine_is_no_baseline_whatever_makes_it_another(field)
     assert not report.failed
 
 
-@pytest.mark.parametrize("field", ["python", "torch", "numpy", "kernels", "accelerator_driver"])
+@pytest.mark.parametrize(
+    "field", ["python", "torch", "numpy", "kernels", "products", "accelerator_driver"]
+)
 def test_other_software_is_compared_and_named(field):
     other = NINE_V_74 | {field: "9.9"}
     report = compare(runs([1.0] * 5, "higher"), runs([0.5], "higher", start=9, machine=other))

@@ -28,7 +28,7 @@ LAYERS = [  # lowest first; a part may import from lower layers and from itself
         "change",
         "claim",
     },
-    {"kernels"},
+    {"kernels", "other_load"},
     {"products"},
     {"engine", "measure", "kv_transfer"},
     {"results"},

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from prefill_decode import results
 from prefill_decode.results import record as record_module
+from prefill_decode.results.files import canonical
 
 
 def test_a_record_survives_the_disk_unchanged(record, tmp_path):
@@ -507,11 +508,25 @@ def test_a_record_of_version_1_is_read_and_what_it_did_not_hold_is_unknown(recor
         "host": None,
         "instruction_sets": None,
         "kernels": None,
+        "products": None,
         "cpu_family_model_stepping": None,
         "accelerator_driver": None,
     }
     assert results.load_all(tmp_path) == ([read], [])
     assert results.load(results.save(read, tmp_path)) == read
+
+
+def test_a_record_from_before_products_were_told_is_read_and_keeps_its_run(record, tmp_path):
+    old = copy.deepcopy(record)
+    assert old["machine"].pop("products")
+    path = tmp_path / record["claim"] / f"{record['machine']['slug']}.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(old))
+    read = results.load(path)
+    assert read == {**record, "machine": {**record["machine"], "products": None}}
+    as_ever = sha256(canonical(json.loads(json.dumps(old))).encode()).hexdigest()[:16]
+    assert results.run_of(read).run_id == as_ever
+    assert results.run_of(record).run_id != as_ever
 
 
 def test_a_damaged_record_of_version_1_is_refused_as_before(record, tmp_path):

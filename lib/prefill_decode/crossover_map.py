@@ -161,7 +161,10 @@ def error_ratio(crossovers: Sequence[float], predicted: Sequence[float]) -> floa
 def error_ratio_in_rounds(
     measured: Mapping[str, Sequence[float]], predicted: Mapping[str, float]
 ) -> Interval:
-    """`error_ratio` round by round; both mappings go by the name of a sweep."""
+    """`error_ratio` round by round; both mappings go by the name of a sweep.
+
+    A round in which every crossover came out alike, as each does that a noisy round leaves unseen,
+    speaks for a constant: it counts as 1, which the rival foresees."""
     if set(measured) != set(predicted):
         raise ValueError(
             f"every sweep needs a prediction and a measurement; these lack their other half: "
@@ -169,7 +172,9 @@ def error_ratio_in_rounds(
         )
     expected = [predicted[name] for name in measured]
     rounds = zip(*measured.values(), strict=True)
-    return median_interval([error_ratio(list(found), expected) for found in rounds])
+    return median_interval(
+        [1.0 if len(set(found)) == 1 else error_ratio(found, expected) for found in rounds]
+    )
 
 
 def _thick(model: ModelSpec, dtype: str, least_weight_bytes: float) -> ModelSpec:

@@ -2,7 +2,9 @@
 happens to requests, every block comes back."""
 
 import json
+import math
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 
@@ -174,10 +176,10 @@ def test_a_step_that_fails_deep_in_the_engine_is_told(serve):
     server = serve(serving, tokenizer=ByteTokenizer(SHAPE.vocab_size))
     run = serving.engine.run
 
-    def run_five(plan):
+    def run_five(plan, on_layer):
         if serving.state().steps == 5:
             raise RuntimeError("out of memory")
-        return run(plan)
+        return run(plan, on_layer)
 
     serving.engine.run = run_five
     reply = server.post("/v1/completions", prompt="x", max_tokens=50, stream=True, ignore_eos=True)
@@ -186,3 +188,31 @@ def test_a_step_that_fails_deep_in_the_engine_is_told(serve):
     assert "out of memory" in json.loads(error.removeprefix("data: "))["error"]["message"]
     assert done == "data: [DONE]"
     assert server.http.get("/health").status_code == 503
+
+
+@pytest.fixture
+def spoilt(serve):
+    """Weights in which the letter x is no number, as a file that was damaged may have it."""
+    found = engine()
+    found.weights.embedding[ord("x")] = math.nan
+    scheduling = SchedulerSettings(most_tokens_per_step=16, most_sequences=4, most_waiting=40)
+    server = serve(ServingEngine(found, scheduling), tokenizer=ByteTokenizer(SHAPE.vocab_size))
+    yield server
+    server.assert_idle()
+
+
+def test_a_request_whose_logits_are_no_numbers_fails_and_the_others_go_on(spoilt):
+    good = {"prompt": "Once upon", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    expected = spoilt.post("/v1/completions", **good).json()
+    with ThreadPoolExecutor(6) as pool:
+        others = [pool.submit(spoilt.post, "/v1/completions", **good) for _ in range(3)]
+        whole = pool.submit(spoilt.post, "/v1/completions", prompt="an axe", n=2)
+        stream = pool.submit(spoilt.post, "/v1/completions", prompt="an axe", stream=True)
+    assert whole.result().status_code == 500
+    assert "logits that are no numbers" in whole.result().json()["error"]["message"]
+    events = [line for line in stream.result().text.splitlines() if line.startswith("data: {")]
+    assert json.loads(events[-1][6:])["error"]["code"] == "answer_failed"
+    for other in others:
+        assert other.result().json()["choices"] == expected["choices"]
+    assert spoilt.http.get("/health").status_code == 200
+    assert spoilt.outcomes("failed") == 2

@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 
 from prefill_decode.endpoint.launch import ServedHere
-from prefill_decode.endpoint.shapes import KNOWN, SEEN, STUB, ShapeRunner, shared_gaps_s
+from prefill_decode.endpoint.shapes import (
+    KNOWN,
+    MOST_DOUBLINGS,
+    SEEN,
+    STUB,
+    ShapeRunner,
+    shared_gaps_s,
+)
 from prefill_decode.measure import interleave
 from prefill_decode.step import Chunk
 from tests.endpoint.test_serve_command import CONFIG
@@ -133,10 +140,32 @@ def test_a_gap_that_brought_several_tokens_is_shared_by_them():
     assert shared_gaps_s([(0.0, stream([1.0, 3.0, 3.0, 4.0]))]) == [1.0, 1.0]  # in one read
 
 
-def test_streams_that_never_run_at_once_stop_the_run_with_the_mend(runner, monkeypatch):
+def test_a_run_whose_tokens_come_too_late_asks_for_more_of_them(runner, stub):
+    late = replace(runner.engines[0].target, model="late")
+    runner.engines[0] = replace(runner.engines[0], target=late)
+    stub.bodies.clear()
+    alone, _, together, _ = runner.steps.values()
+    alone()
+    together()
+    asked = [body["max_tokens"] for body in stub.bodies]
+    assert asked[-3:] == [asked[-1]] * 3
+    assert asked[0] == 8  # all in one piece, as are 16
+    assert asked[-1] in (22, 44)  # beyond the 16 that come in one piece
+    assert len({tuple(body["prompt"]) for body in stub.bodies}) == len(stub.bodies)
+    assert {name: len(values) for name, values in runner.noted_s.items()} == {
+        "ours: TTFT, prompt of 4": 1,
+        "ours: ITL, 1 stream after 4": 1,
+        "ours: ITL, 3 streams after 4": 1,
+    }
+
+
+def test_a_run_that_never_sees_a_gap_ends_with_the_mend(runner, stub, monkeypatch):
     monkeypatch.setattr("prefill_decode.endpoint.shapes.shared_gaps_s", lambda streams: [])
-    with pytest.raises(RuntimeError, match="3 streams never ran all at once"):
+    stub.bodies.clear()
+    with pytest.raises(RuntimeError, match=r"3 streams of 176 tokens.* close other programs"):
         list(runner.steps.values())[2]()
+    assert len(stub.bodies) == 3 * (1 + MOST_DOUBLINGS)
+    assert not runner.noted_s
 
 
 @pytest.mark.parametrize("wrong", [{"prompt_tokens": (8, 8)}, {"streams": 1}, {"engines": {}}])

@@ -340,3 +340,25 @@ def test_on_cuda_a_step_over_scattered_blocks_never_waits_for_the_device(tiny_mo
         torch.cuda.set_sync_debug_mode("default")
     for row in found[:2]:
         torch.testing.assert_close(row, wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("block_tokens", [3, 16])
+def test_no_number_in_the_blocks_of_others_changes_a_sequence(
+    tiny_model, block_tokens, kernels_or_not
+):
+    """Block tables of unlike length are filled up; what fills them is masked, and 0 times NaN is
+    NaN."""
+    engine = paged_engine(tiny_model, block_tokens)
+    needed = [-(-length // block_tokens) for length in (5, 31)]
+    tables = [list(range(1, 1 + needed[0])), list(range(10, 10 + needed[1]))]
+    dice = random.Random(0)
+    ids = [[dice.randrange(61) for _ in range(length)] for length in (5, 31)]
+    for tensor in engine.cache.keys + engine.cache.values:
+        others = [b for b in range(engine.cache.num_blocks) if b not in tables[0] + tables[1]]
+        tensor[others] = float("nan")
+    prompts = [PlacedChunk(i[:-1], 0, t) for i, t in zip(ids, tables, strict=True)]
+    engine.forward(prompts)
+    last = [PlacedChunk(i[-1:], len(i) - 1, t) for i, t in zip(ids, tables, strict=True)]
+    logits = engine.forward(last)
+    for row, sequence in zip(logits, ids, strict=True):
+        torch.testing.assert_close(row, logits_alone(engine, sequence)[-1])

@@ -1,6 +1,7 @@
 """The engine's law under a scheduler: whoever shares the steps, however a prompt is cut, whatever
 was found in the cache or taken back, an answer is the one its request would get alone."""
 
+import math
 import random
 from dataclasses import replace
 from functools import cache
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prefill_decode.engine.answering import FailedAnswer, SampledToken
 from prefill_decode.engine.paged_engine import PagedEngine, PlacedChunk
 from prefill_decode.engine.sampling import Sampling, sample
 from prefill_decode.engine.serving import ServingEngine, build_serving_engine
@@ -250,3 +252,48 @@ def test_a_serving_engine_is_built_with_room_in_whole_blocks():
     assert short.capacity_tokens == 40
     with pytest.raises(ValueError, match="one block of 16"):
         build_serving_engine(replace(TINY), cache_tokens=10, block_tokens=16)
+
+
+def spoilt(num_blocks: int, block_tokens: int, settings: SchedulerSettings) -> ServingEngine:
+    """Weights in which token 7 is no number, as a file that was damaged may have it."""
+    found = ServingEngine(engine(num_blocks, block_tokens), settings)
+    found.engine.weights.embedding[7] = math.nan
+    return found
+
+
+def without(token: int, prompt: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(0 if each == token else each for each in prompt)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("block_tokens", [3, 16])
+def test_answers_whose_logits_are_no_numbers_fail_alone(policy, block_tokens, kernels_or_not):
+    """Good and bad requests of all lengths in turns, through blocks that few others are left."""
+    server = spoilt(150 // block_tokens, block_tokens, SchedulerSettings(policy, 64, 6))
+    prompts = {str(i): without(7, prompt_of(3 + 5 * i, i)) for i in range(8)}
+    bad = {f"bad {i}": (*prompt_of(4 * i, 90 + i), 7, *prompt_of(i, i)) for i in range(8)}
+    for (good, prompt), (name, spoils) in zip(prompts.items(), bad.items(), strict=True):
+        server.submit(name, spoils, 6, answers=2)
+        server.submit(good, prompt, 6)
+    told = [each for _ in range(200) for each in server.step()]
+    failed = [(each.request_id, each.answer) for each in told if isinstance(each, FailedAnswer)]
+    assert sorted(failed) == [(name, answer) for name in bad for answer in (0, 1)]
+    answers: dict[str, list[int]] = {}
+    for each in told:
+        if isinstance(each, SampledToken):
+            answers.setdefault(each.request_id, []).append(each.token_id)
+    assert all(7 not in answer for answer in answers.values()), "another seed, or it is spoilt too"
+    assert answers == {name: alone(prompt, 6, Sampling()) for name, prompt in prompts.items()}
+    assert settled(server)
+    assert server.state().sampled_tokens == 6 * 8
+    assert not any(bool(kept.isnan().any()) for kept in server.engine.cache.values)
+
+
+def test_what_a_failed_answer_computed_is_not_found_again():
+    server = spoilt(20, 4, SchedulerSettings())
+    good = without(7, prompt_of(12))
+    for name, prompt in [("first", (*good, 7, 1)), ("second", (*good, 1)), ("third", (*good, 2))]:
+        server.submit(name, prompt, 1)
+        (told,) = server.step()
+        assert isinstance(told, FailedAnswer) == (name == "first")
+    assert server.state().reused_tokens == 12  # by the third of what the second computed

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from prefill_decode import kernels
+from prefill_decode import kernels, products
 from prefill_decode.measure import doctor, examine, notes
 
 
@@ -20,6 +20,8 @@ def healthy(monkeypatch):
         sensors_battery=lambda: SimpleNamespace(power_plugged=True),
     )
     monkeypatch.setattr(doctor, "psutil", fake)
+    keeps = products.Choice(products.FastestProducts(2, True, False), None)
+    monkeypatch.setattr(products, "choice_of_products", lambda device, dtype: keeps)
     monkeypatch.setattr(doctor.sys, "platform", "linux")
     monkeypatch.setattr(kernels, "why_not", lambda: None)
     return fake
@@ -91,6 +93,17 @@ def test_threads_above_cores_and_an_unknown_cache_are_named(healthy, machine, tm
 def test_a_debug_build_is_named(healthy, machine, tmp_path, monkeypatch):
     monkeypatch.setattr(doctor.sysconfig, "get_config_var", lambda name: name == "Py_DEBUG")
     assert "debug build" in problems(machine, tmp_path)
+
+
+def test_a_choice_of_products_that_is_not_kept_is_named_with_its_reason(
+    healthy, machine, tmp_path, monkeypatch
+):
+    fastest = products.FastestProducts(2, True, False)
+    found = products.Choice(fastest, "other programs took the cores while products were timed")
+    monkeypatch.setattr(products, "choice_of_products", lambda device, dtype: found)
+    (finding,) = examine(machine, watch_s=0, cpu_folder=tmp_path)
+    assert "is kept (other programs took the cores" in finding.problem
+    assert "close other programs" in finding.mend
 
 
 @pytest.fixture

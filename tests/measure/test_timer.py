@@ -2,9 +2,7 @@
 
 import itertools
 import random
-import subprocess
-import sys
-from collections import Counter, namedtuple
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -221,29 +219,10 @@ def test_a_budget_is_a_positive_time(machine, budget_s):
         interleave({}, machine, 1.0, 0)
 
 
-def test_the_time_that_others_take_is_counted_and_our_own_is_not(monkeypatch):
-    fields = ["user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal"]
-    cpu_times = namedtuple("cpu_times", fields)
-    every = [cpu_times(10, 1, 2, 500, 50, 0.25, 0.25, 3), cpu_times(*[4] * 8), cpu_times(*[9] * 8)]
-    monkeypatch.setattr(timer.psutil, "cpu_times", lambda percpu: every)
-    monkeypatch.setattr(timer, "allowed_cpus", lambda: [0, 1])
-    monkeypatch.setattr(timer.time, "process_time", lambda: 7.5)
-    busy_s = 16.5 + 24  # idle and iowait left out
-    assert timer.OtherLoad()._others_s() == pytest.approx(busy_s - 7.5)
-    assert timer.OtherLoad(lambda: 30.0)._others_s() == pytest.approx(busy_s - 30)
-
-
 def test_rounds_ask_for_the_processor_time_of_what_is_timed(machine):
     asked = []
     interleave({"a": lambda: None}, machine, 0.01, own_s=lambda: asked.append(0) or 0.0)
     assert len(asked) >= 2 * timer.LEAST_ROUNDS  # before and after each round
-
-
-def test_a_neighbours_work_shows_up():
-    theirs = timer.OtherLoad()
-    code = "import time\nwhile time.process_time() < 0.8: pass"
-    subprocess.run([sys.executable, "-c", code], check=True)
-    assert theirs._others_s() - theirs.others_s > 0.6
 
 
 def test_a_gpu_is_waited_for_and_a_cpu_is_not():

@@ -53,14 +53,16 @@ class PoolMachine(RuleBasedStateMachine):
         self.tables.append(list(table))
 
     @precondition(lambda self: self.tables)
-    @rule(data=st.data())
-    def release(self, data):
+    @rule(data=st.data(), keep=st.booleans() | st.just(True))
+    def release(self, data, keep):
         table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
-        self.pool.release(table)
+        self.pool.release(table, keep)
         for block in reversed(table):
             self.now += 1
             if block not in self.held():
                 self.free_for[block] = self.now
+                if not keep:
+                    self.published.pop(block, None)
 
     @precondition(lambda self: self.held())
     @rule(data=st.data(), contents=st.integers(0, 5))

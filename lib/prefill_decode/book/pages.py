@@ -68,6 +68,7 @@ def provenance(record: Record) -> str:
         f"{record['measuring_s']:.0f} s of measuring",
         f"{model['name']}, {model['dtype']}",
         f"torch {machine['torch']}, Python {machine['python']}",
+        f"products: {machine['products'] or 'unknown'}",
         f"library {record['library_version']}, commit {record['commit'] or 'unknown'}",
         f"seed {record['seed']}, {', '.join(values)}",
         f"{{ref}}`compare with other machines <machines-{record['claim']}>`",

@@ -52,11 +52,14 @@ def doctor(options: argparse.Namespace) -> int:
 
     machine = measure.describe_machine(options.device)
     findings, notes = measure.examine(machine), measure.notes(machine)
+    products = measure.products_of(machine.device, "float32")
     if options.json:
         found = [{"problem": f.problem, "mend": f.mend} for f in findings]
-        print_json({"machine": machine.as_dict(), "findings": found, "notes": notes})
+        described = {**machine.as_dict(), "products": products}
+        print_json({"machine": described, "findings": found, "notes": notes})
     else:
         print(f"{machine.title}: device {machine.device}, {machine.threads} threads")
+        print(f"  products in float32: {products}")
         for finding in findings:
             print(f"  {finding.problem}\n    -> {finding.mend}")
         for note in notes:

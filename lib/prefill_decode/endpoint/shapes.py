@@ -38,6 +38,7 @@ STUB = "stub"
 SEEN, KNOWN = "TTFT of a stub, seen", "TTFT of a stub, known"
 STEP_TOKENS = 512  # of prompts, that an engine takes in a step, or more
 MOST_OFF = 0.1  # of a prompt's length, by the server's count
+MOST_DOUBLINGS = 4  # of the output, where a run's tokens come too late to tell their gaps
 T = TypeVar("T")
 
 
@@ -145,21 +146,30 @@ class ShapeRunner:
 
     def _measurement(self, engine: Engine, streams: int, tokens: int) -> Callable[[], None]:
         def run() -> None:
-            output_tokens = self.output_tokens
-            if streams > 1:  # the first stream must still run when the last one begins
-                output_tokens += streams * -(-tokens // STEP_TOKENS)
-            answers = self._wait(self._ask(engine, streams, tokens, output_tokens))
+            answers, gaps_s = self._answers_with_gaps(engine, streams, tokens)
             if streams == 1:
                 self._note(self.ttft[engine.name][tokens], answers[0][1].ttft_s)
-            gaps_s = shared_gaps_s([(a.sent_s, result) for a, result in answers])
-            if not gaps_s:
-                raise RuntimeError(
-                    f"{engine.name}: {streams} streams never ran all at once within "
-                    f"{output_tokens} tokens: give more output_tokens"
-                )
             self._note(self.itl[engine.name][streams, tokens], median(gaps_s))
 
         return run
+
+    def _answers_with_gaps(
+        self, engine: Engine, streams: int, tokens: int
+    ) -> tuple[list[tuple[Answer, StreamResult]], list[float]]:
+        """Answers, and the gaps while all of them came: of these there is at least one."""
+        output_tokens = self.output_tokens
+        if streams > 1:  # the first stream must still run when the last one begins
+            output_tokens += streams * -(-tokens // STEP_TOKENS)
+        for doublings in range(MOST_DOUBLINGS + 1):
+            asked = output_tokens << doublings
+            answers = self._wait(self._ask(engine, streams, tokens, asked))
+            gaps_s = shared_gaps_s([(answer.sent_s, result) for answer, result in answers])
+            if gaps_s:
+                return answers, gaps_s
+        raise RuntimeError(
+            f"{engine.name}: {_streams(streams)} of {asked} tokens, all at once, showed no gap "
+            "between two reads: close other programs, or give more output_tokens"
+        )
 
     async def _ask(
         self, engine: Engine, streams: int, tokens: int, output_tokens: int

@@ -22,6 +22,7 @@ from typing import Any
 FIRST_S, GAP_S, TOKENS = 0.02, 0.005, 8
 BETWEEN_PIECES_S = 0.005
 LONGEST_BODY_BYTES = 16 * 2**20
+LATE_TOKENS = 16
 BEFORE_FAULT = 2  # tokens that come before a misbehaviour inside the stream
 MODES = (
     "steady",
@@ -29,6 +30,7 @@ MODES = (
     "no_usage",
     "pings",  # comments between events
     "slow",  # ten times the gap
+    "late",  # the first `LATE_TOKENS` in one piece, as a client that reads late gets them
     "stops",  # the model ends its answer at half of what was asked
     "short",  # the server does
     "picky",  # refuses ignore_eos and min_tokens by name
@@ -134,6 +136,8 @@ class _Stream:
         self.writer, self._timing, self._body = writer, timing, body
         self._received_s = received_s
         self._asked = body.get("max_tokens") or body.get("max_completion_tokens") or TOKENS
+        self._held = b""
+        self._holds = False  # what is written, until a token that is not late
 
     async def run(self, mode: str | None) -> bool:
         """Streams the answer; whether the connection can be used again."""
@@ -147,12 +151,14 @@ class _Stream:
         for place, sent in enumerate(range(0, tokens, each)):
             due_s = self._received_s + self._timing.first_s + place * gap_s
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            self._holds = mode == "late" and sent < LATE_TOKENS - 1
             if sent == BEFORE_FAULT and await self._fault(mode):
                 return mode != "cut"
             if mode == "pings":
                 await self._chunked(b": ping\n\n")
             brought = min(each, tokens - sent)
             await self._event(self._token(brought, sent + brought if mode == "several" else None))
+        self._holds = False
         return await self._end(mode, tokens)
 
     async def _fault(self, mode: str | None) -> bool:
@@ -205,8 +211,11 @@ class _Stream:
         await self._chunked(f"data: {text}\n\n".encode())
 
     async def _chunked(self, content: bytes) -> None:
-        self.writer.write(b"%x\r\n%s\r\n" % (len(content), content))
-        await self.writer.drain()
+        self._held += b"%x\r\n%s\r\n" % (len(content), content)
+        if not self._holds:
+            self.writer.write(self._held)
+            self._held = b""
+            await self.writer.drain()
 
     async def _close(self) -> None:
         self.writer.write(b"0\r\n\r\n")

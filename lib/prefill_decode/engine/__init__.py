@@ -30,6 +30,7 @@ __all__ = [
     "Arrival",
     "ContentionRunner",
     "Engine",
+    "FailedAnswer",
     "FirstTokenRunner",
     "LineRunner",
     "PagedEngine",

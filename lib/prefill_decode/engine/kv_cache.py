@@ -61,6 +61,13 @@ class KVCache:
             for cached in pair
         ]
 
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """Zeros in these blocks, as at the start: a mask hides any number, but not one that is
+        none, because 0 times NaN is NaN."""
+        places = on_device(torch.tensor(blocks, dtype=torch.int64), self.keys[0].device)
+        for cached in self.keys + self.values:
+            cached.index_fill_(0, places, 0)
+
     def fill_with_noise(self, seed: int) -> None:
         """Random contents, as a filled cache has: zeros could be read or multiplied faster.
 

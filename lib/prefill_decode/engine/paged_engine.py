@@ -238,9 +238,10 @@ class _Run:
         return _array(self.totals if min(self.totals) < max(self.totals) else [])
 
     def padded_tables(self) -> Indices:  # [B, most_blocks]
+        """Padded with a block of the same sequence: masked, but NaN of another would show."""
         most = max(map(len, self.tables))
         return _array(
-            list(chain.from_iterable(t + [0] * (most - len(t)) for t in self.tables))
+            list(chain.from_iterable(t + t[:1] * (most - len(t)) for t in self.tables))
         ).reshape(len(self.tables), most)
 
 

@@ -65,12 +65,13 @@ def sample(
     settings: Sequence[Sampling],
     positions: Sequence[int],
     copies: Sequence[int] | None = None,
-) -> list[Sampled]:
-    """One token for each row of `logits` [S, vocab].
+) -> list[Sampled | None]:
+    """One token for each row of `logits` [S, vocab]; None for a row whose largest logit is no
+    finite number, as bad weights or a dtype too narrow for them give it: it has none to choose.
 
     `positions`: how many tokens each row's answer already has. `copies`: which of the answers to
     one request it is, 0 if there is one; answers of one seed differ by it. All results cross to
-    the host in one transfer. RuntimeError names a row whose largest logit is no finite number."""
+    the host in one transfer."""
     copies = [0] * len(settings) if copies is None else copies
     _check_rows(logits, len(settings), len(positions), len(copies))
     if not settings:
@@ -146,7 +147,7 @@ def _draw(
         last = (masses < reached).sum(-1, keepdim=True).clamp_(max=final)
         total = masses.gather(-1, last)
     found = torch.searchsorted(masses, total * column(dice), right=True)
-    found.clamp_(max=final)  # moves NaN only, which is refused later, by its row
+    found.clamp_(max=final)  # moves NaN only, whose row has no token in the end
     return (found if order is None else order.gather(-1, found))[:, 0]
 
 
@@ -173,25 +174,17 @@ def _best_ids(logits: Tensor, best: int) -> Tensor:
 
 def _on_host(
     values: list[float], settings: Sequence[Sampling], scored: Sequence[int]
-) -> list[Sampled]:
+) -> list[Sampled | None]:
     rows = len(settings)
-    _check_finite(values[:rows])
     scores = values[2 * rows :]
     width = len(scores) // max(1, len(scored))
     by_row = {row: scores[i * width : (i + 1) * width] for i, row in enumerate(scored)}
     return [
         _sampled(int(values[rows + row]), wanted, by_row.get(row))
+        if isfinite(values[row])
+        else None
         for row, wanted in enumerate(settings)
     ]
-
-
-def _check_finite(largest: Sequence[float]) -> None:
-    for row, value in enumerate(largest):
-        if not isfinite(value):
-            raise RuntimeError(
-                f"row {row} of the logits has no token to choose: its largest is {value}, and "
-                "must be a finite number; check the weights and the dtype they run in"
-            )
 
 
 def _sampled(token_id: int, wanted: Sampling, scores: Sequence[float] | None) -> Sampled:

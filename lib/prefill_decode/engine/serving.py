@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from prefill_decode.engine.answering import SampledToken, ServingState
+from prefill_decode.engine.answering import FailedAnswer, SampledToken, ServingState
 from prefill_decode.engine.model import OnLayer
 from prefill_decode.engine.paged_engine import PagedEngine, PlacedChunk
 from prefill_decode.engine.sampling import Sampled, Sampling, sample
@@ -35,6 +35,10 @@ from prefill_decode.scheduling import (
 from prefill_decode.step import Chunk
 
 BLOCK_TOKENS = 32
+NO_NUMBERS = (
+    "the model gave logits that are no numbers, so this request has no next token; other requests "
+    "go on: check the weights, and the dtype they run in"
+)
 
 
 class ServingEngine:
@@ -182,9 +186,10 @@ class ServingEngine:
         self,
         on_layer: OnLayer | None = None,
         on_scheduled: Callable[[list[str]], None] | None = None,
-    ) -> list[SampledToken]:
-        """Run one step of whatever is scheduled; the tokens it gave. Nothing runs where there is
-        nothing, or where the blocks that are needed are reserved or held.
+    ) -> list[SampledToken | FailedAnswer]:
+        """Run one step of whatever is scheduled; the tokens it gave, and which answers failed.
+        Nothing runs where there is nothing, or where the blocks that are needed are reserved or
+        held.
 
         `on_scheduled` is called before the step runs, with the requests that it reads to the end of
         what they know; `on_layer(index)`, when a layer has written the step's keys and values."""
@@ -197,9 +202,12 @@ class ServingEngine:
         placed = [_placed(sequence, chunk) for sequence, chunk in step.chunks]
         logits = self.engine.forward(placed, on_layer)
         sampled = self._sample(step, logits)
-        self.scheduler.complete(step, [token.token_id for token in sampled])
+        token_ids = [None if token is None else token.token_id for token in sampled]
+        failed = _blocks_of_failed(step, token_ids) if None in token_ids else set()
+        self.scheduler.complete(step, token_ids)
+        self._clear_unheld(failed)
         self._steps += 1
-        self._sampled_tokens += len(sampled)
+        self._sampled_tokens += len(token_ids) - token_ids.count(None)
         return [
             self._told(sequence, token)
             for (_, sequence), token in zip(step.samples, sampled, strict=True)
@@ -232,7 +240,14 @@ class ServingEngine:
         settings, most = self.scheduler.settings, self.engine.capacity_tokens
         return most if settings.cuts_prompts else min(most, settings.most_tokens_per_step)
 
-    def _sample(self, step: ScheduledStep, logits: torch.Tensor) -> list[Sampled]:
+    def _clear_unheld(self, blocks: set[int]) -> None:
+        """Leave no NaN in a block that is free: a mask would not hide it from its next holder."""
+        references = self.scheduler.pool.references
+        free = [block for block in blocks if references[block] == 0]
+        if free:
+            self.engine.cache.clear_blocks(free)
+
+    def _sample(self, step: ScheduledStep, logits: torch.Tensor) -> list[Sampled | None]:
         if not step.samples:
             return []
         rows = [row for row, _ in step.samples]
@@ -245,15 +260,19 @@ class ServingEngine:
             [answer for _, answer, _ in asked],
         )
 
-    def _told(self, sequence: SequenceState, token: Sampled) -> SampledToken:
+    def _told(self, sequence: SequenceState, token: Sampled | None) -> SampledToken | FailedAnswer:
         request_id, answer, _ = self._asked[sequence]
-        if sequence.finish_reason:
+        reason = sequence.finish_reason
+        if reason:
             self._forget(sequence)
+        if token is None or reason == "failed":
+            self._held.pop(request_id, None)
+            return FailedAnswer(request_id, answer, NO_NUMBERS)
         return SampledToken(
             request_id,
             answer,
             token.token_id,
-            sequence.finish_reason,
+            reason,
             token.logprob,
             token.top_logprobs,
         )
@@ -329,6 +348,13 @@ def _sequence(
         stop_ids=stop_ids,
         output_tokens=len(known_ids),
     )
+
+
+def _blocks_of_failed(step: ScheduledStep, token_ids: Sequence[int | None]) -> set[int]:
+    """Of the sequences that have no token; forks begin with the blocks of their prompt."""
+    sampling = [sequence for sequence, chunk in step.chunks if chunk.samples_token]
+    samples = zip(step.samples, token_ids, strict=True)
+    return {block for (row, _), token in samples if token is None for block in sampling[row].blocks}
 
 
 def _placed(sequence: SequenceState, chunk: Chunk) -> PlacedChunk:

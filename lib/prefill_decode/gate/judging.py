@@ -31,7 +31,7 @@ from prefill_decode.statistics import Interval
 MOST_RUNS = 5  # of each side: older ones tell of an older machine
 MOST_NAMED = 3  # differences that a reason names
 LONGEST_VALUE = 40  # of such a difference
-SOFTWARE = ("torch", "python", "numpy", "kernels", "accelerator_driver")
+SOFTWARE = ("torch", "python", "numpy", "kernels", "products", "accelerator_driver")
 NAMES_OF_A_MACHINE = ("slug", "title", "kind", "host")
 MISSING, NEW = "missing in this run", "new: no baseline"
 DECIDED = ("supported", "refuted")

@@ -7,7 +7,7 @@ from prefill_decode.measure.ceilings import (
     measure_ceilings_in,
 )
 from prefill_decode.measure.doctor import Finding, examine, notes
-from prefill_decode.measure.machine import Machine, describe_machine
+from prefill_decode.measure.machine import Machine, describe_machine, products_of
 from prefill_decode.measure.processor_time import processor_time_s
 from prefill_decode.measure.timer import Kernel, Timings, interleave
 
@@ -25,4 +25,5 @@ __all__ = [
     "measure_ceilings_in",
     "notes",
     "processor_time_s",
+    "products_of",
 ]

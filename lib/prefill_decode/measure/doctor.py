@@ -1,8 +1,8 @@
 """Doctor: what on this machine will make numbers lie, and the mend.
 
-Looks only; changes nothing but the kernels' cache, where they are compiled first. Each check
-returns a finding or nothing. What nobody can mend on this machine is a note, not a finding: it
-belongs beside the numbers and keeps no one from measuring.
+Looks only; changes nothing but the cache folder, where kernels are compiled and the fastest product
+is kept first. Each check returns a finding or nothing. What nobody can mend on this machine is a
+note, not a finding: it belongs beside the numbers and keeps no one from measuring.
 """
 
 import sys
@@ -40,6 +40,7 @@ def examine(machine: Machine, watch_s: float = 1.0, cpu_folder: Path = CPU_FOLDE
         _debug_build(),
         _cache_unknown(machine),
         _without_kernels(machine),
+        _without_kept_products(machine),
     ]
     return [finding for finding in checks if finding is not None]
 
@@ -160,6 +161,21 @@ def _without_kernels(machine: Machine) -> Finding | None:
     return Finding(
         f"decode runs without compiled kernels, and more slowly ({reason})",
         "install a C++ compiler that works, such as g++; CXX names another",
+    )
+
+
+def _without_kept_products(machine: Machine) -> Finding | None:
+    """Chooses them where nobody has yet, for the dtype of most chapters."""
+    import torch
+
+    from prefill_decode.products import choice_of_products
+
+    reason = choice_of_products(machine.device, torch.float32).not_kept
+    if reason is None:
+        return None
+    return Finding(
+        f"no choice of the fastest product is kept ({reason}), so that each run guesses anew",
+        "close other programs and run doctor again until it is kept",
     )
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from prefill_decode.other_load import allowed_cpus
 from prefill_decode.units import GIB
 
 DEVICES = ("cpu", "cuda", "mps")
@@ -141,14 +142,6 @@ def describe_machine(device: str = "auto") -> Machine:
     )
 
 
-def allowed_cpus() -> list[int]:
-    """Logical processors this process may run on."""
-    try:
-        return sorted(os.sched_getaffinity(0))
-    except AttributeError:  # macOS and Windows have no affinity to ask for
-        return list(range(os.cpu_count() or 1))
-
-
 def effective_cores() -> int:
     """Cores this process may keep busy: affinity, physical cores, the cgroup's quota, the least."""
     physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
@@ -249,6 +242,15 @@ def _kernels(device: str) -> str:
     from prefill_decode import kernels
 
     return "compiled" if device == "cpu" and kernels.why_not() is None else "torch only"
+
+
+def products_of(device: str, dtype: str) -> str:
+    """How the engine multiplies with weights of this dtype here, in words."""
+    import torch
+
+    from prefill_decode.products import fastest_products
+
+    return fastest_products(device, getattr(torch, dtype)).words
 
 
 def _accelerator_driver(device: str) -> str | None:

@@ -19,9 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import psutil
-
-from prefill_decode.measure.machine import Machine, allowed_cpus
+from prefill_decode.measure.machine import Machine
+from prefill_decode.other_load import OtherLoad
 from prefill_decode.statistics import (
     LARGE_SPREAD,
     LEAST_SAMPLES,
@@ -36,9 +35,7 @@ MOST_TRIES = 2 * LEAST_ROUNDS  # rounds to run, budget or not, for the least of 
 LOOKS = (10, 20, 40, 80, 160, 320)  # quiet rounds after which it may stop early
 LOOKING_COVERAGE = 0.99
 NARROW = 0.05  # width of an interval over its median
-OTHERS_TOLERATED_CORES = 0.10
 MOST_NAMED = 4  # steps in one sentence
-CLOCK_TICK_S = 0.01  # the system counts processor time in ticks of this length
 SHORT_WARMUP_S = 0.2  # a step shorter than this is warmed up twice more
 
 Step = Callable[[], object]
@@ -232,27 +229,3 @@ def _all_narrow(timings: Timings) -> bool:
     shares = [[t / total for t, total in zip(step, totals, strict=True)] for step in times]
     widths = [median_interval(share, LOOKING_COVERAGE).relative_width for share in shares]
     return all(width <= NARROW for width in widths)
-
-
-class OtherLoad:
-    """Processor time that others, or the hypervisor, took since this was made.
-
-    `own_s` gives the processor time of what is being timed, which is not others'."""
-
-    def __init__(self, own_s: Callable[[], float] | None = None) -> None:
-        self.own_s = own_s or time.process_time
-        self.started_s = time.perf_counter()
-        self.others_s = self._others_s()
-
-    def took_more_than(self, spare_cores: float) -> bool:
-        elapsed_s = time.perf_counter() - self.started_s
-        tolerated_s = (max(0.0, spare_cores) + OTHERS_TOLERATED_CORES) * elapsed_s
-        return self._others_s() - self.others_s > tolerated_s + 2 * CLOCK_TICK_S
-
-    def _others_s(self) -> float:
-        """Busy seconds of the processors this process may use, less its own."""
-        every = psutil.cpu_times(percpu=True)
-        mine = [every[cpu] for cpu in allowed_cpus() if cpu < len(every)]
-        fields = ("user", "nice", "system", "irq", "softirq", "steal")
-        busy_s = sum(getattr(cpu, field, 0.0) for cpu in mine for field in fields)
-        return float(busy_s - self.own_s())

@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from prefill_decode.measure.timer import OtherLoad
+from prefill_decode.other_load import OtherLoad
 from prefill_decode.paired.pairs import SIDES, Side
 
 WORKER = Path(__file__).with_name("worker.py")

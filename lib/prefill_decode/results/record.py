@@ -16,7 +16,7 @@ from typing import Any
 
 from prefill_decode import __version__
 from prefill_decode.claim import Claim, Judgement, Verdict
-from prefill_decode.measure import Ceilings, Machine, Timings
+from prefill_decode.measure import Ceilings, Machine, Timings, products_of
 from prefill_decode.model_spec import ModelSpec
 from prefill_decode.results.checks import (
     DATE_FORMAT,
@@ -80,7 +80,7 @@ def make_record(
             },
         },
         "model": asdict(model),
-        "machine": machine.as_dict(),
+        "machine": {**machine.as_dict(), "products": products_of(machine.device, model.dtype)},
         "parameters": dict(parameters),
         "seed": seed,
         "library_version": __version__,

@@ -30,6 +30,7 @@ from prefill_decode.results.record import (
     load,
     stored_interval,
 )
+from prefill_decode.results.upgrade import as_first_written
 
 RUN_SCHEMA_VERSION = 1
 MOST_PINNED = 5
@@ -56,7 +57,7 @@ class Run:
 
 def run_of(record: Record) -> Run:
     """The run that a valid record condenses to."""
-    text = canonical(record)
+    text = canonical(as_first_written(record))
     record = json.loads(text)  # tuples become lists, as on the disk
     return Run(
         run_id=sha256(text.encode()).hexdigest()[:16],

@@ -1,4 +1,4 @@
-"""Upgrade: records of version 1 in the form of version 2; what they did not hold is null."""
+"""Upgrade: older records in the newest form; what they did not hold is null."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,13 +10,15 @@ UNKNOWN = (
     "host",
     "instruction_sets",
     "kernels",
+    "products",
     "cpu_family_model_stepping",
     "accelerator_driver",
 )
 
 
 def upgraded(record: Any, where: object) -> Any:
-    """The newest form of what a file holds; only a record of version 1 is changed.
+    """The newest form of what a file holds: of version 1, or of version 2 before machines had
+    `products`.
 
     ValueError for a version that this library does not read, and for a damaged version 1.
     """
@@ -29,7 +31,7 @@ def upgraded(record: Any, where: object) -> Any:
             f"{SCHEMA_VERSION}; got {repr(version)[:60]}: if it is newer, update the library"
         )
     if version == SCHEMA_VERSION:
-        return record
+        return _with_products(record)
     check_schema(record, where, "record.schema.1.json")
     return {
         **record,
@@ -38,6 +40,21 @@ def upgraded(record: Any, where: object) -> Any:
         "points": [_point(point) for point in record["points"]],
         "machine": _machine(record["machine"]),
     }
+
+
+def _with_products(record: dict[str, Any]) -> dict[str, Any]:
+    machine = record.get("machine")
+    if not isinstance(machine, dict) or "products" in machine:
+        return record
+    return {**record, "machine": {**machine, "products": None}}
+
+
+def as_first_written(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Without `products` that are null: what an older record is known by stays the same."""
+    machine = dict(record["machine"])
+    if machine.get("products") is None:
+        machine.pop("products", None)
+    return {**record, "machine": machine}
 
 
 def _metric(metric: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,12 +64,16 @@ class BlockPool:
             assert self.references[block] > 0, f"block {block} is free and cannot be shared"
             self.references[block] += 1
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """One holder less for each; the ends of sequences are forgotten before their beginnings."""
+    def release(self, blocks: Sequence[int], keep: bool = True) -> None:
+        """One holder less for each; the ends of sequences are forgotten before their beginnings.
+
+        `keep`: whether a block that nobody then holds may be found again by its contents."""
         for block in reversed(blocks):
             assert self.references[block] > 0, f"block {block} is released once too often"
             self.references[block] -= 1
             if self.references[block] == 0:
+                if not keep and block in self._hash_of:
+                    del self._block_of[self._hash_of.pop(block)]
                 if block in self._hash_of:
                     self._kept[block] = None
                 else:

@@ -185,11 +185,13 @@ class Scheduler:
         return step
 
     def complete(
-        self, step: ScheduledStep, token_ids: Sequence[int] | None = None
+        self, step: ScheduledStep, token_ids: Sequence[int | None] | None = None
     ) -> list[SequenceState]:
         """The step has run, and these tokens were sampled, one for each of `step.samples`.
 
-        None where tokens are not known. Returns the sequences that ended, with their reason."""
+        None where tokens are not known. A None among them is a sequence that had no token to
+        choose: it fails, and what it computed is not found again. Returns the sequences that
+        ended, with their reason."""
         for sequence, chunk in step.chunks:
             sequence.cached_tokens += chunk.new_tokens
             self._publish(sequence)
@@ -197,6 +199,9 @@ class Scheduler:
                 self._start_forks(sequence)
         for index, (_, sequence) in enumerate(step.samples):
             token_id = None if token_ids is None else token_ids[index]
+            if token_ids is not None and token_id is None:
+                sequence.finish_reason, sequence.hold = "failed", False
+                continue
             sequence.append(token_id)
             if token_id in sequence.stop_ids:
                 sequence.finish_reason = "stop"
@@ -343,6 +348,6 @@ class Scheduler:
                 self._give_back(sequence)
 
     def _give_back(self, sequence: SequenceState) -> None:
-        self.pool.release(sequence.blocks)
+        self.pool.release(sequence.blocks, keep=sequence.finish_reason != "failed")
         sequence.blocks = []
         sequence.cached_tokens = 0

@@ -11,7 +11,7 @@ from typing import Literal
 
 from prefill_decode.scheduling.kv_blocks import hash_of_block
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "failed"]  # failed: there was no token to choose
 
 
 @dataclass(slots=True, eq=False)
