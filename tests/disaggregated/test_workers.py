@@ -29,7 +29,15 @@ from prefill_decode.disaggregated.worker import first_line, read_first_line
 from prefill_decode.engine.sampling import Sampling
 from prefill_decode.kv_transfer import Exporter, Offer
 from tests.conftest import TINY
-from tests.disaggregated.scripted import LONGEST_S, Request, request, run, script, tiny_config
+from tests.disaggregated.scripted import (
+    LONGEST_S,
+    Request,
+    obeyed,
+    request,
+    run,
+    script,
+    tiny_config,
+)
 from tests.engine.test_serving import alone, prompt_of
 
 SLOW = 2_000.0  # bytes a second: a prompt of 24 tokens takes 6 s
@@ -235,6 +243,47 @@ def test_a_cancelled_request_gives_back_its_blocks_at_every_stage(
         assert not decode.take(Failed)
         assert not prefill.take(Failed)
         check(prefill, decode, [request("next", prompt_of(4), 9)])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_is_called_off_and_whenever_no_block_is_lost(tmp_path, seed):
+    """Many at once in small caches; some are cancelled, withdrawn or late, on one side or both."""
+    dice = random.Random(seed)
+    with script(tmp_path) as made:
+        pace = dice.choice([None, 200 * SLOW])
+        prefill = made.thread("prefill", pace_bytes_per_s=pace, reuse=seed != 1)
+        decode = made.thread("decode", num_blocks=20)
+        asked = {each.asked.request_id: each for each in mixed(40, seed)}
+        waiting, offered = list(asked.values()), []
+        while waiting:
+            for each in [waiting.pop() for _ in range(min(len(waiting), dice.randint(0, 5)))]:
+                deadline_s = dice.choice([LONGEST_S, LONGEST_S, 0.05])
+                prefill.say(Prefill(each.asked, each.transfer_id, deadline_s))
+            for message in (*prefill.take(Offered, Prefilled), *decode.take(Tokens)):
+                obeyed(asked, decode, message)
+                offered += [message] if isinstance(message, Offered) else []
+            if dice.random() < 0.5:
+                each = dice.choice(list(asked.values()))
+                dice.choice([prefill, decode]).say(Cancel(each.asked.request_id))
+            if dice.random() < 0.3:
+                prefill.say(Withdraw(dice.choice(list(asked.values())).transfer_id))
+            prefill.listen(dice.choice([0.0, 0.1]))
+        for each in asked.values():
+            assert each.token_ids == expected(each)[: len(each.token_ids)]
+            prefill.say(Cancel(each.asked.request_id))
+            decode.say(Cancel(each.asked.request_id))
+        assert prefill.is_settled()
+        late = prefill.take(Offered)
+        for message in late:
+            decode.say(Continue(asked[message.request_id].asked, message.offer, LONGEST_S))
+        assert decode.is_settled()
+        ended = [message.transfer_id for message in prefill.take(Ended)]
+        given = [message.offer.transfer_id for message in (*offered, *late)]
+        assert sorted(ended) == sorted(given), "every lease ends, and once"
+        assert given
+        for peer in (prefill, decode):
+            peer.take(Failed)
+        check(prefill, decode, mixed(4, 100 + seed))
 
 
 def test_a_lease_that_nobody_reads_expires(workers):
