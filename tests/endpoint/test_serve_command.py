@@ -198,15 +198,3 @@ def test_a_port_that_is_taken_is_said_before_anything_is_loaded(capsys):
         port = taken.getsockname()[1]
         assert cli.main(["serve", "--port", str(port), "--model", "nonsense"]) == 2
     assert f"must be an address that is free; got 127.0.0.1, {port}" in capsys.readouterr().err
-
-
-def test_a_server_keeps_the_code_of_few_shapes_unless_its_user_says_otherwise(monkeypatch):
-    monkeypatch.setattr(starting, "start", lambda options, **words: 0)
-    name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
-    monkeypatch.setenv(name, "whatever is put back at the end")
-    monkeypatch.delenv(name)
-    assert cli.main(["serve"]) == 0
-    assert os.environ[name] == "128"
-    monkeypatch.setenv(name, "7")
-    assert cli.main(["serve"]) == 0
-    assert os.environ[name] == "7"

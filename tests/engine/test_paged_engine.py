@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prefill_decode.engine import Engine, PagedEngine, PlacedChunk, SequenceChunk
+from prefill_decode.engine.linear import Linear
 from prefill_decode.model_spec import ModelSpec, Vectors
 
 TOLERANCE = 1e-9
@@ -362,3 +363,19 @@ def test_no_number_in_the_blocks_of_others_changes_a_sequence(
     logits = engine.forward(last)
     for row, sequence in zip(logits, ids, strict=True):
         torch.testing.assert_close(row, logits_alone(engine, sequence)[-1])
+
+
+def test_the_libraries_meet_few_numbers_of_rows_however_many_tokens_come(tiny_model, monkeypatch):
+    engine = paged_engine(tiny_model, 16)
+    met = set()
+    multiply = Linear._by_torch
+
+    def watched(self, rows):
+        met.add(len(rows))
+        return multiply(self, rows)
+
+    monkeypatch.setattr(Linear, "_by_torch", watched)
+    monkeypatch.setattr(Linear, "_few", lambda self, rows: False)
+    for tokens in range(2, LONGEST_TOKENS + 1):
+        engine.forward([PlacedChunk([1] * tokens, 0, [0, 1, 2])])
+    assert met == {1, *range(2, 33), 48}

@@ -24,14 +24,9 @@ frequency_penalty, presence_penalty, logit_bias, tools, tool_choice, functions, 
 response_format. All others are ignored. /openapi.json has the rules, /metrics the counts, for
 Prometheus."""
 
-MOST_COMPILED_SHAPES = "128"
-
 
 def serve(options: argparse.Namespace) -> int:
     """Our engine behind an OpenAI-compatible endpoint, for this machine alone without a key."""
-    # oneDNN keeps compiled code for every shape that it has met, by default of a thousand, and a
-    # server meets a new number of rows in almost every step: memory would grow for hours.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", MOST_COMPILED_SHAPES)
     from prefill_decode.endpoint.starting import ServeOptions, start
 
     return start(

@@ -20,6 +20,8 @@ from prefill_decode.engine.kv_cache import KVCache, seen_in_cache
 from prefill_decode.engine.weights import LayerWeights, Weights
 from prefill_decode.model_spec import ModelSpec, RopeScaling
 
+MOST_EXACT_ROWS, ROWS_TOGETHER = 32, 16
+
 
 @dataclass(frozen=True)
 class PrefillSpan:
@@ -123,6 +125,8 @@ def forward(
     hidden = functional.embedding(plan.token_ids, weights.embedding)  # [N, hidden]
     if weights.positions is not None:
         hidden = hidden + weights.positions[plan.positions]
+    num_rows = len(hidden)
+    hidden = _filled_up(hidden)
     for index, layer in enumerate(weights.layers):
         qkv = layer.qkv.after_norm(hidden, layer.attention_norm, epsilon)
         heads = _attention(model, layer, index, qkv, rotary, cache, plan)
@@ -131,9 +135,19 @@ def forward(
         hidden = layer.attention_out.add_to(heads, hidden)
         gate_up = layer.gate_up.after_norm(hidden, layer.mlp_norm, epsilon)
         hidden = layer.down.add_swiglu_to(gate_up, hidden)
-    if plan.sampled_rows is not None:
-        hidden = hidden[plan.sampled_rows]
+    hidden = hidden[:num_rows] if plan.sampled_rows is None else hidden[plan.sampled_rows]
     return weights.lm_head.after_norm(hidden, weights.final_norm, epsilon)
+
+
+def _filled_up(rows: Tensor) -> Tensor:
+    """[N, hidden], on CPUs with rows of zeros up to the next multiple of 16 where N is beyond 32.
+
+    A library compiles a product anew for each number of rows and keeps it for good, about 2 MB for
+    a model's layers: a server meets every number, and this leaves it a few dozen."""
+    missing = -len(rows) % ROWS_TOGETHER
+    if rows.device.type != "cpu" or len(rows) <= MOST_EXACT_ROWS or not missing:
+        return rows
+    return functional.pad(rows, (0, 0, 0, missing))
 
 
 def _attention(
@@ -173,6 +187,9 @@ def _attention(
             values[blocks, :, offsets] = new_values
             found = _attend(span, queries, keys, values, window).flatten(1)
         attended.append(found)
+    missing = len(qkv) - plan.spans[-1].last
+    if missing:
+        attended.append(attended[0].new_zeros(missing, model.num_heads * model.head_dim))
     return attended[0] if len(attended) == 1 else torch.cat(attended)
 
 
