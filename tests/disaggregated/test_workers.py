@@ -31,6 +31,7 @@ from prefill_decode.kv_transfer import Exporter, Offer
 from tests.conftest import TINY
 from tests.disaggregated.scripted import (
     LONGEST_S,
+    LONGEST_START_S,
     Request,
     obeyed,
     request,
@@ -528,7 +529,7 @@ def test_a_worker_that_cannot_begin_says_why_in_one_line(tmp_path, changes, word
             [sys.executable, "-m", "prefill_decode.disaggregated.worker"],
             input=first_line(options, None),
             capture_output=True,
-            timeout=LONGEST_S,
+            timeout=LONGEST_START_S,
             check=False,
         )
     assert ended.returncode == 1
