@@ -17,6 +17,7 @@ from prefill_decode.kv_transfer.offer import Offer
 
 How = Literal["released", "withdrawn", "expired"]
 GRACE_S = 1.0
+IDLE_S = 60.0
 MOST_REMEMBERED = 4096  # ids of leases that are over
 LOG = logging.getLogger(__name__)
 
@@ -42,10 +43,13 @@ class Leases:
 
     def __init__(self, on_end: Callable[[str, How], None]) -> None:
         self._on_end = on_end
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # for readers
+        self._due = threading.Condition(self._lock)  # for the keeper
         self._leases: dict[str, Lease] = {}
         self._over: OrderedDict[str, str] = OrderedDict()  # why, in words
         self._closing = False
+        self._next_look = 0.0
         self._keeper = threading.Thread(target=self._keep, name="leases", daemon=True)
         self._keeper.start()
 
@@ -59,7 +63,8 @@ class Leases:
                 )
             ends_at = time.monotonic() + lease_s
             self._leases[offer.transfer_id] = Lease(offer, layers_ready, ends_at)
-            self._changed.notify_all()
+            if ends_at < self._next_look:
+                self._due.notify()
 
     def layers_ready(self, transfer_id: str, count: int) -> None:
         with self._changed:
@@ -89,7 +94,8 @@ class Leases:
     def leave(self, lease: Lease, reader: Channel) -> None:
         with self._changed:
             lease.readers.remove(reader)
-            self._changed.notify_all()
+            if lease.how is not None:
+                self._due.notify()
 
     def wait_for_layers(self, lease: Lease, count: int, timeout_s: float) -> int:
         """How many are ready: at least `count`, or what there is after `timeout_s`. Expired."""
@@ -102,11 +108,11 @@ class Leases:
 
     def close(self) -> None:
         """Ends all of them as withdrawn, and returns when that has been told."""
-        with self._changed:
+        with self._lock:
             self._closing = True
             for lease in self._leases.values():
                 self._end(lease, "withdrawn", "its owner has closed")
-            self._changed.notify_all()
+            self._due.notify()
         if threading.current_thread() is not self._keeper:
             self._keeper.join()
 
@@ -115,6 +121,7 @@ class Leases:
             lease.how, lease.words = how, words
             lease.ends_at = time.monotonic() + (0.0 if self._closing else GRACE_S)
             self._changed.notify_all()
+            self._due.notify()
 
     def _keep(self) -> None:
         while True:
@@ -123,7 +130,8 @@ class Leases:
                 if not ended:
                     if self._closing and not self._leases:
                         return
-                    self._changed.wait(self._pause_s())
+                    self._next_look = self._next_end()
+                    self._due.wait(max(self._next_look - time.monotonic(), 0.0))
                     continue
             for lease in ended:
                 assert lease.how is not None
@@ -150,7 +158,7 @@ class Leases:
                 self._over.popitem(last=False)
         return ended
 
-    def _pause_s(self) -> float | None:
-        now = time.monotonic()
+    def _next_end(self) -> float:
+        """When something is due, if nothing happens before."""
         ends = [lease.ends_at for lease in self._leases.values()]
-        return max(min(ends) - now, 0.0) if ends else None
+        return min(ends + [time.monotonic() + IDLE_S])
