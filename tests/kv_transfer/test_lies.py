@@ -13,6 +13,7 @@ from itertools import count
 
 import numpy as np
 import pytest
+import xxhash
 
 from prefill_decode.kv_transfer import (
     Channel,
@@ -69,7 +70,11 @@ def packed(
     plain = Channel.__new__(Channel)
     plain._keys = None
     header = replace(header, **{"length": len(body), **said})
-    frame = bytearray(header.packed() + plain._digest(header, [body], 0) + body)
+    if header.kind == DATA:
+        end = xxhash.xxh3_64_digest(body)
+        frame = bytearray(header.packed() + plain._digest(header, [], 0) + body + end)
+    else:
+        frame = bytearray(header.packed() + plain._digest(header, [body], 0) + body)
     if flip is not None:
         frame[flip] ^= 1
     return bytes(frame[: len(frame) - cut])
@@ -131,7 +136,9 @@ AS_DUE = Header(DATA)
     ("sent", "error"),
     [
         ({"flip": HEADER.size + 5}, Corrupt),  # a byte of the cache
-        ({"flip": 30}, Corrupt),  # the checksum
+        ({"flip": -1}, Corrupt),  # the last of its checksum
+        ({"flip": 30}, Corrupt),  # the header's checksum
+        ({"flip": 9}, Corrupt),  # the header
         ({"cut": 1}, PeerLost),
         ({"cut": REGION_BYTES}, PeerLost),
         ({"cut": REGION_BYTES + 20}, PeerLost),
@@ -163,7 +170,7 @@ def test_a_frame_that_lies_is_noticed_and_writes_to_no_other_block(sent, error):
         with pytest.raises(error):
             reader.read(offer(), TARGETS, 5.0)
         assert unchanged(pool, before, TARGETS)
-        if error is not PeerLost and "flip" not in sent:
+        if error is not PeerLost and sent.get("flip") not in (HEADER.size + 5, -1):
             assert unchanged(pool, before, [])
 
 

@@ -1,9 +1,10 @@
 """Channel: a connection of two sides that know each other, for frames and for small messages.
 
 Both begin with a nonce. With a key, each then proves that it has it by an HMAC-SHA256 over both
-nonces and its part, and the digest of every later frame but DATA is a keyed one over a counter, so
-that nothing can be replayed, left out or put in. Without a key, and for DATA, it is xxh3, which
-finds accidents. Nothing is secret: it is who may speak that is checked, not who may listen.
+nonces and its part, and the digest of every later header is a keyed one over a counter, so that
+nothing can be replayed, left out or put in. Without a key, and for the bytes of a cache, it is
+xxh3, which finds accidents. Nothing is secret: it is who may speak that is checked, not who may
+listen.
 
 Sizes are checked before anything is allocated. A message is received in full or not yet; a frame
 that is no frame ends the connection."""
@@ -13,7 +14,8 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from secrets import token_bytes
@@ -25,6 +27,7 @@ from prefill_decode.kv_transfer.addresses import connect
 from prefill_decode.kv_transfer.errors import Corrupt, DeadlinePassed, PeerLost, Refused
 from prefill_decode.kv_transfer.wire import (
     DATA,
+    DIGEST_BYTES,
     GREETING,
     HEADER,
     MESSAGE,
@@ -42,7 +45,8 @@ NONCE_BYTES = 32
 MOST_BYTES = 2**26  # of a message
 MOST_GREETING_BYTES = 2**10  # of a frame from one who has not proved anything
 STALL_S = 10.0
-Place = Callable[[Header], list[memoryview]]
+Group = list[memoryview]  # pieces that go in one call, few enough bytes to stay in a cache
+Place = Callable[[Header], list[Group]]
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class Channel:
         self._keys: tuple[bytes, bytes] | None = None  # of what is sent, of what is received
         self._num_sent = self._num_received = 0
         self._head = bytearray(HEADER.size)
-        self._coming: tuple[Header, int, bytearray] | None = None  # its digest, its body
+        self._coming: tuple[Header, bytes, bytearray] | None = None  # its digest, its body
         self._filled = 0  # bytes of the header, or of the body
 
     def send(self, data: bytes, timeout_s: float = STALL_S) -> None:
@@ -92,37 +96,64 @@ class Channel:
         self, header: Header, pieces: Sequence[bytes | memoryview], stall_s: float = STALL_S
     ) -> None:
         header = replace(header, length=sum(map(len, pieces)))
-        with self._sending:
+        with self._sending, self._whole_or_over():
             digest = self._digest(header, pieces, 0)
-            self._num_sent += header.kind != DATA
-            try:
-                send_pieces(self.connection, [header.packed(), digest, *pieces], stall_s)
-            except BaseException:
-                self.hang_up()  # a frame was cut: no other can follow
-                raise
+            self._num_sent += 1
+            send_pieces(self.connection, [header.packed(), digest, *pieces], stall_s)
+
+    def send_data(self, header: Header, groups: Sequence[Group], stall_s: float) -> None:
+        """A DATA frame: its bytes are sent group by group while they are warm from the checksum,
+        which follows them."""
+        header = replace(header, length=sum(len(piece) for group in groups for piece in group))
+        with self._sending, self._whole_or_over():
+            before = [header.packed(), self._digest(header, [], 0)]
+            self._num_sent += 1
+            plain = xxhash.xxh3_64()
+            for group in groups:
+                for piece in group:
+                    plain.update(piece)
+                after = [plain.digest()] if group is groups[-1] else []
+                send_pieces(self.connection, [*before, *group, *after], stall_s)
+                before = []
 
     def receive_frame(self, timeout_s: float | None, place: Place | None = None) -> Frame | None:
         """`place` says where the bytes of a DATA frame belong, and raises where they do not."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        try:
+        with self._whole_or_over():
             if self._coming is None:
                 if not self._fill(self._head, deadline):
                     return None
                 self._coming = self._begun(place is not None)
             header, digest, body = self._coming
-            pieces: list[memoryview] = [memoryview(body)]
-            if header.kind == DATA and place is not None:
-                pieces = place(header)
-                receive_pieces(self.connection, pieces, deadline or time.monotonic() + STALL_S)
-            elif not self._fill(body, deadline):
+            if not self._fill(body, deadline):
                 return None
+            self._check(digest, self._digest(header, [body], 1))
+            self._num_received += 1
+            if header.kind == DATA and place is not None:
+                self._receive_data(place(header), deadline or time.monotonic() + STALL_S)
             self.received_bytes += HEADER.size + header.length
-            self._check(header, pieces, digest)
             self._coming = None
-        except Exception:
+        return Frame(header, body)
+
+    def _receive_data(self, groups: list[Group], deadline: float) -> None:
+        plain = xxhash.xxh3_64()
+        digest = bytearray(DIGEST_BYTES)
+        for group in groups:
+            after = [memoryview(digest)] if group is groups[-1] else []
+            receive_pieces(self.connection, [*group, *after], deadline)
+            for piece in group:
+                plain.update(piece)
+        self.received_bytes += DIGEST_BYTES
+        self._check(bytes(digest), plain.digest())
+
+    @contextmanager
+    def _whole_or_over(self) -> Iterator[None]:
+        """A frame that was cut, or is none, is the last one."""
+        try:
+            yield
+        except BaseException:
             self.hang_up()
             raise
-        return Frame(header, body)
 
     def is_quiet(self) -> bool:
         """Whether the peer is there and has said nothing that was not received."""
@@ -153,7 +184,7 @@ class Channel:
         self._keys = keys
         self.most_bytes = MOST_BYTES
 
-    def _begun(self, data_due: bool) -> tuple[Header, int, bytearray]:
+    def _begun(self, data_due: bool) -> tuple[Header, bytes, bytearray]:
         header, digest = read_header(bytes(self._head))
         if header.kind == DATA:
             if not data_due:
@@ -189,26 +220,24 @@ class Channel:
         left_s = deadline - time.monotonic()
         return left_s > 0 and bool(self._ready.poll(left_s * 1e3))
 
-    def _check(self, header: Header, pieces: Sequence[memoryview], digest: int) -> None:
-        expected = self._digest(header, pieces, 1)
-        self._num_received += header.kind != DATA
-        if not hmac.compare_digest(expected, digest.to_bytes(8, "little")):
+    def _check(self, digest: bytes, expected: bytes) -> None:
+        if not hmac.compare_digest(digest, expected):
             raise Corrupt("a frame's checksum is not that of its bytes")
 
     def _digest(
-        self, header: Header, pieces: Sequence[bytes | memoryview], direction: int
+        self, header: Header, pieces: Sequence[bytes | bytearray | memoryview], direction: int
     ) -> bytes:
         """8 bytes; direction 0 is sending, 1 receiving."""
-        if self._keys is None or header.kind == DATA:
+        if self._keys is None:
             plain = xxhash.xxh3_64(header.packed())
             for piece in pieces:
                 plain.update(piece)
-            return plain.intdigest().to_bytes(8, "little")
+            return plain.digest()
         count = (self._num_sent, self._num_received)[direction]
         keyed = hmac.new(self._keys[direction], count.to_bytes(8, "little"), sha256)
         for piece in (header.packed(), *pieces):
             keyed.update(piece)
-        return keyed.digest()[:8]
+        return keyed.digest()[:DIGEST_BYTES]
 
 
 def dial(address: str, key: bytes | None = None, timeout_s: float = 5.0) -> Channel:

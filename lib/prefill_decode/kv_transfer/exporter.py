@@ -37,14 +37,13 @@ from prefill_decode.kv_transfer.wire import (
     FAILED,
     HELLO,
     LOOK,
-    MOST_PIECES,
     READ,
     READY,
     RELEASE,
     Header,
 )
 
-FRAME_BYTES = 2**19  # warm in the cache between its checksum and its sending
+FRAME_BYTES = 2**22  # an end of the lease waits for it
 MOST_READERS = 256  # connections
 LOOK_S = 0.05  # between two looks whether a waiting reader has gone
 
@@ -212,10 +211,10 @@ class Exporter:
             while walk.offset < walk.total:
                 lease.check()
                 header = Header(DATA, number, region, walk.offset)
-                pieces = self.pool.views(region, walk.take(most_bytes, MOST_PIECES - 2))
+                groups = [self.pool.views(region, spans) for spans in walk.take_groups(most_bytes)]
                 if self._pace is not None:
-                    self._pace.wait_for(sum(map(len, pieces)))
-                channel.send_frame(header, pieces, self.stall_s)
+                    self._pace.wait_for(walk.offset - header.offset)
+                channel.send_data(header, groups, self.stall_s)
             self._check_generations(request)
         channel.send_frame(Header(DONE, number), [], self.stall_s)
 

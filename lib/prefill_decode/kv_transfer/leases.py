@@ -161,4 +161,4 @@ class Leases:
     def _next_end(self) -> float:
         """When something is due, if nothing happens before."""
         ends = [lease.ends_at for lease in self._leases.values()]
-        return min(ends + [time.monotonic() + IDLE_S])
+        return min([*ends, time.monotonic() + IDLE_S])

@@ -6,6 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefill_decode.kv_transfer.layout import Layout
+from prefill_decode.kv_transfer.wire import MOST_PIECES
+
+WARM_BYTES = 2**18  # what is still in a core's cache when it has been read once
+MOST_SPANS = MOST_PIECES - 3  # a header and two digests go with them
 
 
 class Pool:
@@ -88,6 +92,14 @@ class Walk:
             if start + num_bytes == stop:
                 self._index, self._done = self._index + 1, 0
         return spans
+
+    def take_groups(self, most_bytes: int) -> list[list[tuple[int, int]]]:
+        """The next so many bytes, or all that are left, in groups for one call each."""
+        groups = []
+        end = min(self.offset + most_bytes, self.total)
+        while self.offset < end:
+            groups.append(self.take(min(WARM_BYTES, end - self.offset), MOST_SPANS))
+        return groups
 
     def restart(self) -> None:
         """For the next region."""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Literal
 
 from prefill_decode.kv_transfer.addresses import is_local, read_address
-from prefill_decode.kv_transfer.channel import Channel, Frame, Place, dial
+from prefill_decode.kv_transfer.channel import Channel, Frame, Group, Place, dial
 from prefill_decode.kv_transfer.cma import Memory, vectors
 from prefill_decode.kv_transfer.errors import (
     Corrupt,
@@ -179,7 +179,7 @@ class Reader:
         self._release(peer.channel, number, offer, deadline)
         return first_at
 
-    def _place(self, walk: Walk, due: Header, header: Header) -> list[memoryview]:
+    def _place(self, walk: Walk, due: Header, header: Header) -> list[Group]:
         """Where the bytes of a frame belong. Corrupt for one that is not due."""
         if header != replace(due, length=header.length):
             raise Corrupt(f"{due} was due; got {header}")
@@ -188,7 +188,7 @@ class Reader:
                 f"{walk.total - walk.offset} bytes of region {due.region} were left; "
                 f"got {header.length}"
             )
-        return self.pool.views(due.region, walk.take(header.length))
+        return [self.pool.views(due.region, spans) for spans in walk.take_groups(header.length)]
 
     def _copy(self, peer: _Peer, offer: Offer, targets: Sequence[int], deadline: float) -> float:
         """When the first layer was there to be copied."""

@@ -1,12 +1,14 @@
 """Wire: the frames that two sides exchange, and how their bytes go through a socket.
 
-A frame is a header of 32 bytes, little-endian, and then as many bytes as its length says:
+A frame is a header of 32 bytes, little-endian, and then as many bytes as its length says; a DATA
+frame has 8 more:
 
     magic 4 | version 1 | kind 1 | region 2 | number 4 | length 4 | offset 8 | digest 8
 
 `number` is that of the request it belongs to. Region and offset place the bytes of a DATA frame:
 they continue region `region` of the cache at byte `offset` of what was asked for. The digest covers
-the header before it and all bytes after it.
+the header before it and all bytes after it; that of DATA the header alone, so that it is known to
+be right before a byte is written anywhere, and a second one of the bytes follows them.
 
 Sockets block, and the kernel ends every wait: `send_pieces` when the peer has taken nothing for a
 while, `receive_pieces` at a moment on the clock. Nothing is ever unpickled."""
@@ -24,8 +26,9 @@ from prefill_decode.kv_transfer.errors import Corrupt, DeadlinePassed, PeerLost,
 from prefill_decode.kv_transfer.layout import VERSION
 
 MAGIC = b"PDKV"
-HEADER = struct.Struct("<4sBBHIIQQ")
-UNSIGNED = HEADER.size - 8  # bytes before the digest
+HEADER = struct.Struct("<4sBBHIIQ8s")
+DIGEST_BYTES = 8
+UNSIGNED = HEADER.size - DIGEST_BYTES
 MOST_PIECES = 1024  # IOV_MAX: of one sendmsg, recvmsg or process_vm_readv
 LONGEST_WAIT_S = 10.0**8
 GREETING, PROOF, REFUSAL, MESSAGE, HELLO, READ, LOOK, READY, DATA, DONE, FAILED, RELEASE = range(12)
@@ -43,10 +46,10 @@ class Header:
     def packed(self) -> bytes:
         """All but the digest."""
         words = (self.kind, self.region, self.number, self.length, self.offset)
-        return HEADER.pack(MAGIC, VERSION, *words, 0)[:UNSIGNED]
+        return HEADER.pack(MAGIC, VERSION, *words, b"")[:UNSIGNED]
 
 
-def read_header(data: bytes) -> tuple[Header, int]:
+def read_header(data: bytes) -> tuple[Header, bytes]:
     """And the digest that was sent. Refused for another version, Corrupt for what is no header."""
     magic, version, kind, region, number, length, offset, digest = HEADER.unpack(data)
     if magic != MAGIC:
