@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from prefill_decode.kv_transfer.layout import Layout
 from prefill_decode.kv_transfer.wire import MOST_PIECES
 
-WARM_BYTES = 2**18  # what is still in a core's cache when it has been read once
+WARM_BYTES = 2**19  # what is still in a core's cache when it has been read once
 MOST_SPANS = MOST_PIECES - 3  # a header and two digests go with them
 
 
