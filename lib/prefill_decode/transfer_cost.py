@@ -31,11 +31,23 @@ from dataclasses import dataclass, replace
 from math import exp, inf, log
 from statistics import linear_regression, median
 
-from prefill_decode.hardware import Hardware
+from prefill_decode import hf_config
+from prefill_decode.hardware import Hardware, accelerator
 from prefill_decode.model_spec import ModelSpec
 from prefill_decode.roofline import ATTENTION, step_operations, step_work
 from prefill_decode.statistics import Interval, fit_two_terms, median_interval
 from prefill_decode.step import Chunk
+from prefill_decode.units import GIGABIT
+
+MODELLED = (  # one that caches every head, one of a quarter of them, one of a seventh
+    ("llama-2-7b", "H100 SXM"),
+    ("llama-3.1-8b", "H100 SXM"),
+    ("qwen2.5-7b", "H100 SXM"),
+    ("llama-3.1-8b", "L4"),
+    ("llama-3.1-8b", "MI300X"),
+    ("llama-3.1-8b", "B200 SXM"),
+)
+LINKS_BYTES_PER_S = tuple(speed * GIGABIT for speed in (1, 10, 100, 400))
 
 
 def block_bytes(model: ModelSpec, block_tokens: int) -> int:
@@ -72,6 +84,10 @@ class Handover:
     def transfer_s(self, link_bytes_per_s: float) -> float:
         return self.moved_bytes / link_bytes_per_s
 
+    def share(self, link_bytes_per_s: float) -> float:
+        """Of the prefill's time, what moving takes."""
+        return self.transfer_s(link_bytes_per_s) / self.prefill_s
+
     def serial_s(self, link_bytes_per_s: float) -> float:
         """From the prefill's start until the cache is there, sent once it is complete."""
         return self.prefill_s + self.transfer_s(link_bytes_per_s)
@@ -96,6 +112,16 @@ def least_handover(
     prefill_s = step_work(model, [Chunk(prompt_tokens)]).least_time_s(hardware)
     moved = moved_bytes(model, prompt_tokens, block_tokens)
     return Handover(prefill_s, moved, model.num_layers, ready_share(model, prompt_tokens))
+
+
+def modelled(prompt_tokens: int = 4096) -> dict[tuple[str, str], Handover]:
+    """Least handovers in bfloat16, from data sheets, by model and accelerator that holds it."""
+    return {
+        (model, name): least_handover(
+            hf_config.get(model), accelerator(name).at("bfloat16"), prompt_tokens
+        )
+        for model, name in MODELLED
+    }
 
 
 def ready_share(model: ModelSpec, prompt_tokens: int) -> float:

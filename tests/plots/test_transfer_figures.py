@@ -55,8 +55,7 @@ def test_a_law_stands_beside_its_miss_and_its_share_of_the_prefill(transfers):
 
 def test_the_break_even_link_is_where_the_moves_cross_the_prefill(links):
     times, moves, _ = links
-    assert plots.break_even_link(times, moves, "prefill") == pytest.approx([20e6] * 10)
-    figure = plots.move_or_compute(times, moves, "prefill", HANDOVER.moved_bytes)
+    figure = plots.move_or_compute(times, moves, "prefill", HANDOVER.moved_bytes, [20e6] * 10)
     assert "Moving beats computing beyond 160 Mb/s" in figure.alt
     assert "40.0 Mb/s: 800 ms, 160 Mb/s: 200 ms, 640 Mb/s: 50.0 ms" in figure.alt
     assert "<svg" in figure.svg
@@ -70,7 +69,7 @@ def test_at_the_break_even_link_seven_of_eight_layers_hide(links):
 
 
 def test_what_the_laws_say_is_told_before_anything_moves():
-    text = plots.handover_table(HANDOVER, SPEEDS).markdown
+    text = plots.handover_table(HANDOVER).markdown
     assert "| 160 Mb/s | 200 ms | 400 ms | 225 ms | 25.0 ms |" in text
     assert "leaves 4.00 MB in 8 layers: a link of 160 Mb/s breaks even" in text
 

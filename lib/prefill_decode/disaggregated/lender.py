@@ -47,9 +47,14 @@ class Lender:
                 f"the process that lends memory has ended with code {self.process.exitcode}"
             ) from None
 
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None  # it was started
+        return self.process.pid
+
     def own_s(self) -> float:
         """Processor seconds of this process and of the other."""
-        return processor_time_s([self.process.pid or 0])
+        return processor_time_s([self.pid])
 
     def close(self) -> None:
         """Ends it. A second time does nothing."""

@@ -88,13 +88,13 @@ class LinkRunner:
     ) -> None:
         self.loads, self.seed = list(loads), seed
         most = _most_blocks(self.loads)
-        self.lender = Lender(_lend, most, seed)
+        self.lender = Lender(lend_memory, most, seed)
         self.noted_s: dict[str, list[float]] = {}
         self.missing: dict[str, str] = {}
         try:
             addresses: Mapping[str, str] = self.lender.hear()
             self._sources = {size: _filled(size, blocks, seed) for size, blocks in most.items()}
-            self._pools = {size: _pool(size, blocks) for size, blocks in most.items()}
+            self._pools = {size: memory_pool(size, blocks) for size, blocks in most.items()}
             self._readers = {
                 (transport, size): Reader(
                     addresses[f"{_kind(transport)} {size}"], pool, lane=LANES[transport]
@@ -121,6 +121,11 @@ class LinkRunner:
         rest = {name: values for name, values in times.raw_s.items() if name not in self.steps}
         warm_up = {name: values for name, values in times.warmup_s.items() if name in rest}
         return replace(times, raw_s=rest, warmup_s=warm_up).with_noted(self.noted_s)
+
+    @property
+    def pid(self) -> int:
+        """Of the other process."""
+        return self.lender.pid
 
     def own_s(self) -> float:
         return self.lender.own_s()
@@ -188,9 +193,9 @@ class LinkRunner:
         self.noted_s.setdefault(name, []).append(time_s)
 
 
-def _lend(connection: Connection, folder: str, most: Mapping[int, int], seed: int) -> None:
+def lend_memory(connection: Connection, folder: str, most: Mapping[int, int], seed: int) -> None:
     """The other process: a pool for each size of block, and an exporter for each way to it."""
-    pools = {size: _pool(size, blocks) for size, blocks in most.items()}
+    pools = {size: memory_pool(size, blocks) for size, blocks in most.items()}
     for size, pool in pools.items():
         for region, filled in zip(pool.regions, _filled(size, pool.num_blocks, seed), strict=True):
             np.copyto(region, filled)
@@ -224,7 +229,7 @@ def _most_blocks(loads: Sequence[Load]) -> dict[int, int]:
     return most
 
 
-def _pool(block_bytes: int, num_blocks: int) -> Pool:
+def memory_pool(block_bytes: int, num_blocks: int) -> Pool:
     layout = Layout("none", "", "uint8", 1, 1, block_bytes, 1, block_bytes)
     regions = [np.ones((num_blocks, block_bytes), np.uint8) for _ in range(2)]  # touched
     return Pool(layout, regions, np.zeros(num_blocks, np.int64))

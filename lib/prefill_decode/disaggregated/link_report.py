@@ -6,7 +6,7 @@ copy of as many bytes took, over what the transfer took."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 from prefill_decode.disaggregated.link import (
@@ -26,7 +26,7 @@ Found = dict[str, Any]
 
 
 def fits_of(
-    times: Timings, transports: Sequence[str], loads: Sequence[Load], near_bytes: float
+    times: Timings, transports: Sequence[str], loads: Sequence[Load], near_bytes: float = inf
 ) -> dict[str, LinkFit]:
     """The law of each transport, from its loads that lie in one piece."""
     whole = [load for load in loads if not load.scattered]

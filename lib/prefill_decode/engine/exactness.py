@@ -54,12 +54,13 @@ def arrival_differences(model: ModelSpec, seed: int = 0) -> list[float]:
     return _samples(_arrival_difference, model, seed)
 
 
-def _samples(sample: Sample, model: ModelSpec, seed: int) -> list[float]:
+def small(model: ModelSpec) -> ModelSpec:
+    """A model of the same rules, small enough for float64."""
     cut = model.with_layers(2)
     windows = None
     if cut.windows is not None:  # narrow enough to hide a token, wide enough to see every block
         windows = tuple(None if window is None else WINDOW_TOKENS for window in cut.windows)
-    small = replace(
+    return replace(
         cut,
         windows=windows,
         hidden_size=64,
@@ -67,10 +68,13 @@ def _samples(sample: Sample, model: ModelSpec, seed: int) -> list[float]:
         vocab_size=127,
         dtype="float64",
     )
+
+
+def _samples(sample: Sample, model: ModelSpec, seed: int) -> list[float]:
     dice = random.Random(seed)
     capacity_tokens = CONTEXT_TOKENS + SCORED_TOKENS
     engines = (
-        Engine(small, "cpu", NUM_SEQUENCES + 1, capacity_tokens, dice.randrange(2**31))
+        Engine(small(model), "cpu", NUM_SEQUENCES + 1, capacity_tokens, dice.randrange(2**31))
         for _ in range(NUM_SAMPLES)
     )
     return [sample(engine, dice) for engine in engines]

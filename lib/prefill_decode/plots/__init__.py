@@ -42,7 +42,6 @@ from prefill_decode.plots.tables import (
     work_table,
 )
 from prefill_decode.plots.transfer_figures import (
-    break_even_link,
     handover_table,
     hidden_by_the_prefill,
     laws_table,
@@ -55,7 +54,6 @@ __all__ = [
     "Figure",
     "Text",
     "batches_step_by_step",
-    "break_even_link",
     "capacity_table",
     "ceilings_table",
     "chunks_table",

@@ -14,7 +14,7 @@ from prefill_decode.plots.svg import BLUE, INK, ORANGE, Figure, as_figure, canva
 from prefill_decode.plots.tables import Text, format_interval, format_interval_s, table
 from prefill_decode.plots.tables import closing as timer_says
 from prefill_decode.statistics import Interval, median_interval
-from prefill_decode.transfer_cost import Handover, LinkFit, crossing
+from prefill_decode.transfer_cost import LINKS_BYTES_PER_S, Handover, LinkFit
 from prefill_decode.units import (
     GB,
     GIGABIT,
@@ -26,7 +26,7 @@ from prefill_decode.units import (
 )
 
 MEGABIT = GIGABIT / 1000
-MEGABYTE = 1e6
+SHOWN_SPEEDS = (1 / 4, 1 / 2, 1, 4, 16)  # of the break-even link
 Names = Mapping[str, Mapping[int, str]]  # of times, by transport and bytes
 
 
@@ -80,22 +80,19 @@ def _point(
     )
 
 
-def break_even_link(times: Timings, moves: Mapping[float, str], compute: str) -> list[float]:
-    """In every round the link, bytes/s, over which moving takes as long as computing.
-
-    `moves` names the timed transfer over a link of each speed, `compute` the timed prefill."""
-    speeds = sorted(moves)
-    rounds = zip(*(times.times_s(moves[speed]) for speed in speeds), strict=True)
-    pairs = zip(rounds, times.times_s(compute), strict=True)
-    return [crossing(speeds, values, level) for values, level in pairs]
-
-
 def move_or_compute(
-    times: Timings, moves: Mapping[float, str], compute: str, moved_bytes: int
+    times: Timings,
+    moves: Mapping[float, str],
+    compute: str,
+    moved_bytes: int,
+    break_evens: Sequence[float],
 ) -> Figure:
-    """Time until the cache is there, moved over links of several speeds or computed again."""
+    """Time to have the cache, moved over links of several speeds or computed again.
+
+    `moves` names the timed transfer over a link of each speed, bytes/s, `compute` the timed
+    prefill; `break_evens` holds the link of each round over which both take as long."""
     speeds = sorted(moves)
-    middle = median_interval(break_even_link(times, moves, compute)).median
+    middle = median_interval(break_evens).median
     computed = times.time_s(compute)
     title = f"Moving beats computing beyond {format_bits_per_s(middle)}"
     with canvas() as figure:
@@ -177,8 +174,10 @@ def _words(axes: Any, words: str, x: float, time_s: float, color: str, ha: str) 
     )
 
 
-def handover_table(handover: Handover, speeds_bytes_per_s: Sequence[float]) -> Text:
-    """What the laws say of a prompt's cache over links of several speeds, before it is moved."""
+def handover_table(handover: Handover) -> Text:
+    """What the laws say of a prompt's cache over links around the one that breaks even, before it
+    is moved."""
+    speeds_bytes_per_s = [share * handover.break_even_bytes_per_s for share in SHOWN_SPEEDS]
     rows = [
         (
             format_bits_per_s(speed),
@@ -222,7 +221,8 @@ def laws_table(
 
 
 def modelled_table(
-    handovers: Mapping[tuple[str, str], Handover], links_bytes_per_s: Sequence[float]
+    handovers: Mapping[tuple[str, str], Handover],
+    links_bytes_per_s: Sequence[float] = LINKS_BYTES_PER_S,
 ) -> Text:
     """Nothing here is measured: prompts of models on accelerators, (model, accelerator), priced
     from data sheets, and the share of the prefill that moving the cache takes over each link."""
@@ -232,10 +232,7 @@ def modelled_table(
             format_bytes(handover.moved_bytes),
             format_seconds(handover.prefill_s),
             format_bits_per_s(handover.break_even_bytes_per_s),
-            *(
-                format_significant(handover.transfer_s(link) / handover.prefill_s, 2)
-                for link in links_bytes_per_s
-            ),
+            *(format_significant(handover.share(link), 2) for link in links_bytes_per_s),
         )
         for (model, accelerator), handover in handovers.items()
     ]
