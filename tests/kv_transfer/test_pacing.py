@@ -44,3 +44,13 @@ def test_blocks_go_over_a_paced_link_whole(tmp_path):
     assert holds(target, targets, copied(source), blocks)
     assert moved.seconds >= moved.moved_bytes / 1e6 - 0.01
     assert moved.wire_bytes < 1.02 * moved.moved_bytes
+
+
+def test_a_link_that_was_idle_begins_with_nothing_saved():
+    pace = Pace(1e6)
+    pace.wait_for(1)
+    for _ in range(2):
+        time.sleep(0.02)
+        began = time.monotonic()
+        pace.wait_for(3000)
+        assert time.monotonic() - began >= 0.003

@@ -7,6 +7,7 @@ import threading
 import time
 
 CREDIT_S = 0.005
+IDLE_S = 0.002  # between a piece that was let through and the next: longer, and the link was idle
 SLOTS_PER_S = 200.0  # pieces a second at most, so that the flow is smooth
 LEAST_PIECE_BYTES = 4096
 
@@ -20,6 +21,7 @@ class Pace:
         self.bytes_per_s = bytes_per_s
         self._lock = threading.Lock()
         self._free_at = 0.0  # when the link has sent all that it was given
+        self._let_at = 0.0  # when the last piece was let through
 
     @property
     def piece_bytes(self) -> int:
@@ -29,8 +31,12 @@ class Pace:
     def wait_for(self, num_bytes: int) -> None:
         """Returns when so many more bytes would have arrived."""
         with self._lock:
-            begins = max(self._free_at, time.monotonic() - CREDIT_S)
-            self._free_at = begins + num_bytes / self.bytes_per_s
-            wait_s = self._free_at - time.monotonic()
+            now = time.monotonic()
+            credit_s = CREDIT_S if now - self._let_at < IDLE_S else 0.0
+            begins = max(self._free_at, now - credit_s)
+            wait_s = begins + num_bytes / self.bytes_per_s - now
+            self._free_at = now + wait_s
         if wait_s > 0:
             time.sleep(wait_s)
+        with self._lock:
+            self._let_at = time.monotonic()
