@@ -5,6 +5,7 @@ import pytest
 
 from prefill_decode import hf_config
 from prefill_decode.hardware import Hardware, accelerator
+from prefill_decode.roofline import telling_prompt_lengths
 from prefill_decode.transfer_cost import (
     Handover,
     LinkLaw,
@@ -12,8 +13,10 @@ from prefill_decode.transfer_cost import (
     fit_law,
     fit_laws,
     least_handover,
+    modelled,
     moved_bytes,
     ready_share,
+    telling_prompt,
 )
 from prefill_decode.units import GIGABIT
 
@@ -111,6 +114,22 @@ def test_a_least_handover_is_the_roofline_s_prefill_and_the_model_s_bytes():
     attention = 4 * 32 * 32 * 128 * 4096 * 4097 / 2
     output = 2 * 128_256 * 4096
     assert handover.prefill_s == pytest.approx((products + attention + output) / 1e15)
+
+
+def test_the_telling_prompt_is_compute_bound_unless_that_takes_long(tiny_model):
+    fast = Hardware("any", "float64", 1e11, 1e9, "made up")
+    slow = replace(fast, peak_flops_per_s=1e5, bandwidth_bytes_per_s=1e3)
+    assert telling_prompt(tiny_model, fast) == telling_prompt_lengths(tiny_model, fast)[-2] == 2048
+    assert telling_prompt(tiny_model, slow) == 16
+
+
+def test_models_on_accelerators_break_even_in_proportion_to_their_kv_heads():
+    found = modelled(1024)
+    every_head, quarter = (found[name, "H100 SXM"] for name in ("llama-2-7b", "llama-3.1-8b"))
+    assert every_head.moved_bytes == 4 * quarter.moved_bytes
+    assert every_head.break_even_bytes_per_s / quarter.break_even_bytes_per_s == pytest.approx(
+        4 * quarter.prefill_s / every_head.prefill_s
+    )
 
 
 def test_the_link_that_an_h100_needs_for_an_8b_model_is_tens_of_gigabits():

@@ -34,7 +34,12 @@ from statistics import linear_regression, median
 from prefill_decode import hf_config
 from prefill_decode.hardware import Hardware, accelerator
 from prefill_decode.model_spec import ModelSpec
-from prefill_decode.roofline import ATTENTION, step_operations, step_work
+from prefill_decode.roofline import (
+    ATTENTION,
+    step_operations,
+    step_work,
+    telling_prompt_lengths,
+)
 from prefill_decode.statistics import Interval, fit_two_terms, median_interval
 from prefill_decode.step import Chunk
 from prefill_decode.units import GIGABIT
@@ -47,6 +52,7 @@ MODELLED = (  # one that caches every head, one of a quarter of them, one of a s
     ("llama-3.1-8b", "MI300X"),
     ("llama-3.1-8b", "B200 SXM"),
 )
+LONG_S, LEAST_TOKENS = 0.2, 16
 LINKS_BYTES_PER_S = tuple(speed * GIGABIT for speed in (1, 10, 100, 400))
 
 
@@ -112,6 +118,15 @@ def least_handover(
     prefill_s = step_work(model, [Chunk(prompt_tokens)]).least_time_s(hardware)
     moved = moved_bytes(model, prompt_tokens, block_tokens)
     return Handover(prefill_s, moved, model.num_layers, ready_share(model, prompt_tokens))
+
+
+def telling_prompt(model: ModelSpec, hardware: Hardware) -> int:
+    """Tokens of a prompt that is clearly compute-bound, or fewer where reading it takes long: its
+    cache is moved over links slower than that prefill, many times."""
+    tokens = telling_prompt_lengths(model, hardware)[-2]
+    while tokens > LEAST_TOKENS and least_handover(model, hardware, tokens).prefill_s > LONG_S:
+        tokens //= 2
+    return tokens
 
 
 def modelled(prompt_tokens: int = 4096) -> dict[tuple[str, str], Handover]:

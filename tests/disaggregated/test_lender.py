@@ -1,4 +1,5 @@
 import os
+import signal
 import threading
 
 import psutil
@@ -60,6 +61,13 @@ def test_it_leaves_no_thread_and_no_descriptor_behind():
         lender.ask(1)
         lender.close()
     assert left() == before
+
+
+def test_an_interrupt_does_not_reach_it(lender, capfd):
+    lender.ask(1)
+    os.kill(lender.pid, signal.SIGINT)
+    assert lender.ask(3) == (6, True)
+    assert capfd.readouterr().err == ""
 
 
 def test_its_processor_time_counts_both_processes(lender):

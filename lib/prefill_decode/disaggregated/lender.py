@@ -4,6 +4,7 @@ It runs what it is given until the connection to it ends, and answers one questi
 """
 
 import multiprocessing
+import signal
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,7 +28,7 @@ class Lender:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self.process: SpawnProcess = context.Process(
-            target=target, args=(theirs, self._folder.name, *words), daemon=True
+            target=_run, args=(target, theirs, self._folder.name, *words), daemon=True
         )
         self.process.start()
         theirs.close()
@@ -67,6 +68,12 @@ class Lender:
             self.process.join()
         self.process.close()
         self._folder.cleanup()
+
+
+def _run(target: Target, *words: Any) -> None:
+    """An interrupt is for who asks: what that ends, ends this."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    target(*words)
 
 
 def questions(connection: Connection) -> Any:
