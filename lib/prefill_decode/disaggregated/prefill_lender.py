@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from prefill_decode.disaggregated.engine_memory import layout_of
 from prefill_decode.disaggregated.lender import Lender, questions
 from prefill_decode.engine import PagedEngine, PlacedChunk
-from prefill_decode.kv_transfer import Exporter, Layout, Offer, Pool
+from prefill_decode.kv_transfer import Exporter, Offer, Pool
 from prefill_decode.model_spec import ModelSpec
 
 LEASE_S = 600.0
@@ -90,19 +91,9 @@ def cache_pool(
     model: ModelSpec, room: Room, regions: Sequence[NDArray[np.uint8]] | None = None
 ) -> Pool:
     """A pool that fits this model's cache; of its own memory unless some is given."""
-    block_bytes = model.kv_size * model.bytes_per_value * room.block_tokens
-    layout = Layout(
-        model.name,
-        "random",
-        model.dtype,
-        model.num_layers,
-        model.num_kv_heads,
-        model.head_dim,
-        room.block_tokens,
-        block_bytes,
-    )
+    layout = layout_of(model, room.block_tokens, "by seed")
     if regions is None:
-        shape = (room.num_blocks, block_bytes)
+        shape = (room.num_blocks, layout.block_bytes)
         regions = [np.ones(shape, np.uint8) for _ in range(2 * model.num_layers)]  # touched
     return Pool(layout, regions, np.zeros(room.num_blocks, np.int64))
 
