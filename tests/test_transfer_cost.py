@@ -193,7 +193,9 @@ def test_a_crossing_is_read_off_a_log_log_line():
     speeds = [1e6, 4e6, 16e6]
     assert crossing(speeds, [80e6 / s for s in speeds], 10.0) == pytest.approx(8e6)
     assert crossing(speeds, [80e6 / s for s in speeds], 100.0) == pytest.approx(8e5)
-    with pytest.raises(ValueError, match="do not fall"):
-        crossing(speeds, [1.0, 1.0, 1.0], 1.0)
+    nearly_flat = [1.0, 1.0 - 1e-9, 1.0 - 2e-9]
+    assert crossing(speeds, nearly_flat, 2.0) == pytest.approx(1e3)
+    assert crossing(speeds, nearly_flat, 0.5) == pytest.approx(16e9)
+    assert crossing(speeds, [3.0, 1.0, 9.0], 8.0) == 16e6  # a disturbance: the nearest
     with pytest.raises(ValueError, match="two points"):
         crossing([1.0], [1.0], 1.0)

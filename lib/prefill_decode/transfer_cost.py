@@ -52,6 +52,7 @@ MODELLED = (  # one that caches every head, one of a quarter of them, one of a s
     ("llama-3.1-8b", "MI300X"),
     ("llama-3.1-8b", "B200 SXM"),
 )
+BEYOND = 1000.0  # times
 LONG_S, LEAST_TOKENS = 0.2, 16
 LINKS_BYTES_PER_S = tuple(speed * GIGABIT for speed in (1, 10, 100, 400))
 
@@ -247,12 +248,15 @@ def _rate(per_unit: Interval) -> Interval:
 
 
 def crossing(places: Sequence[float], values: Sequence[float], level: float) -> float:
-    """Where values that fall along `places` reach `level`, by the straight line that lies nearest
-    to them on a log-log plot. ValueError unless they are positive and fall."""
+    """Where values that fall along rising `places` reach `level`, by the straight line that lies
+    nearest to them on a log-log plot; at most a thousand times beyond either end.
+
+    Where a disturbance made them rise there is no such line: the place whose value is nearest.
+    ValueError unless there are two, and all are positive."""
     if not all(x > 0 for x in (*places, *values, level)) or len(places) < 2:
         raise ValueError("a line on a log-log plot needs two points or more, all positive")
-    across, up = [log(x) for x in places], [log(y) for y in values]
+    across, up = [log(x) for x in places], [log(y / level) for y in values]
     slope, start = linear_regression(across, up)
-    if not slope < 0:
-        raise ValueError(f"these values do not fall along {list(places)[:10]}: {list(values)[:10]}")
-    return exp((log(level) - start) / slope)
+    if slope >= 0:
+        return min(zip(places, up, strict=True), key=lambda point: abs(point[1]))[0]
+    return exp(min(max(-start / slope, across[0] - log(BEYOND)), across[-1] + log(BEYOND)))

@@ -128,7 +128,7 @@ def hidden_by_the_prefill(
     `whole` and `layered` name the timed waits; `handover` holds the prefill as it was measured."""
     speeds = sorted(layered)
     nearest = min(speeds, key=lambda speed: abs(speed - handover.break_even_bytes_per_s))
-    hidden = 1 - times.ratio(layered[nearest], over=whole[nearest]).median
+    hidden = max(0.0, 1 - times.ratio(layered[nearest], over=whole[nearest]).median)
     title = f"Layer by layer, {hidden:.0%} of the transfer hides"
     with canvas() as figure:
         axes = figure.subplots()
