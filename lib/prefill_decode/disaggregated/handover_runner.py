@@ -6,7 +6,8 @@ which moving takes as long as the prefill took when this was made. Every step no
 
     compute           the prefill
     moves[speed]      the cache, once it is complete, until it is here and verified
-    waits[speed]      layer by layer during a prefill: from the first token until it is here, or 0
+    waits[speed]      layer by layer during a prefill: from the first token until it is here, at
+                      least `LEAST_WAIT_S`
     prefills[speed]   that prefill
 
 and in `moved` what each of these reads moved.
@@ -28,7 +29,7 @@ from prefill_decode.transfer_cost import Handover, crossing, moved_bytes, ready_
 from prefill_decode.units import format_bits_per_s
 
 BLOCK_TOKENS = 16
-LEAST_WAIT_S = 1e-4  # two waits below it are alike
+LEAST_WAIT_S = 1e-4  # shorter ones are noted as that, and count as alike
 RESERVED = 4  # times the prompt: what an unpaged cache would hold ready for one sequence
 MOVES, LAYERED = (0.5, 1.0, 4.0, 16.0), (0.5, 1.0)  # speeds, of the break-even link
 WARM_UPS = 3
@@ -168,7 +169,7 @@ class HandoverRunner:
             self.moved.append(self._readers[speed].read(offer, self.targets, LONGEST_READ_S))
             here_s = time.perf_counter()
             prefilled = self.lender.prefilled()
-            self._note(self.waits[speed], max(0.0, here_s - prefilled.ended_s))
+            self._note(self.waits[speed], max(LEAST_WAIT_S, here_s - prefilled.ended_s))
             self._note(self.prefills[speed], prefilled.time_s)
 
         return run
