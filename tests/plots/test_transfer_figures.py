@@ -32,7 +32,7 @@ def transfers(timings):
 def links(timings):
     """Moves and layered handovers as their formulas have them, over three links."""
     moves = {speed: f"move at {speed:g}" for speed in SPEEDS}
-    layered = {speed: f"layers at {speed:g}" for speed in SPEEDS[1:]}
+    layered = {speed: f"layers at {speed:g}" for speed in SPEEDS[:2]}
     seconds = {moves[speed]: HANDOVER.transfer_s(speed) for speed in SPEEDS}
     seconds |= {layered[speed]: HANDOVER.exposed_s(speed) for speed in layered}
     return steady(timings, seconds | {"prefill": 0.2}), moves, layered
