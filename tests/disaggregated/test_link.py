@@ -26,6 +26,7 @@ def test_loads_are_pairs_of_small_blocks_or_of_large_ones():
     assert Load(2**16).block_bytes == 4
     assert Load(2**20).block_bytes == LARGE_BYTES
     assert Load(2**20).num_blocks == 8
+    assert [Load(n).repeats for n in (8, 2**20, 2**27)] == [20, 5, 1]
     assert Load(2**20, scattered=True).name == "1.05 MB in blocks"
     for wrong in (0, 7, 2 * LARGE_BYTES + 8):
         with pytest.raises(ValueError, match="take a multiple"):

@@ -37,7 +37,8 @@ Transport = Literal["unix", "tcp", "cma"]
 TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 LANES: dict[Transport, Lane] = {"unix": "stream", "tcp": "stream", "cma": "cma"}
 TINY_BYTES, LARGE_BYTES = 4, 2**16  # of a block; a block of each of two regions moves at once
-SHORT_BYTES, REPEATS = 2**16, 20  # so short a read is repeated, and the median noted
+SHORT_BYTES = 2**16  # a copy of so little, or less, is not timed
+REPEATS = {2**16: 20, 2**23: 5}  # of loads up to so many bytes, for a median; larger ones go once
 LONGEST_READ_S = 60.0
 COPY = "copy"
 MOST_OF_CACHE = 0.5  # source and target lie in it both
@@ -64,6 +65,11 @@ class Load:
     @property
     def num_blocks(self) -> int:
         return self.num_bytes // (2 * self.block_bytes)
+
+    @property
+    def repeats(self) -> int:
+        """How many times it goes for one time to be noted, their median."""
+        return next((n for most, n in REPEATS.items() if self.num_bytes <= most), 1)
 
     @property
     def name(self) -> str:
@@ -138,8 +144,7 @@ class LinkRunner:
     def _moves(self, transport: Transport) -> Callable[[], None]:
         def run() -> None:
             for load in self.loads:
-                repeats = REPEATS if load.num_bytes <= SHORT_BYTES else 1
-                times_s = [self._read(transport, load) for _ in range(repeats)]
+                times_s = [self._read(transport, load) for _ in range(load.repeats)]
                 self._note(self.name(transport, load), median(times_s))
 
         return run
@@ -164,11 +169,15 @@ class LinkRunner:
         for load in self.loads:
             if load.scattered or load.num_bytes <= SHORT_BYTES:
                 continue
-            pool, sources = self._pools[load.block_bytes], self._sources[load.block_bytes]
-            started_s = time.perf_counter()
-            for target, source in zip(pool.regions, sources, strict=True):
-                np.copyto(target[: load.num_blocks], source[: load.num_blocks])
-            self._note(self.name(COPY, load), time.perf_counter() - started_s)
+            times_s = [self._copy(load) for _ in range(load.repeats)]
+            self._note(self.name(COPY, load), median(times_s))
+
+    def _copy(self, load: Load) -> float:
+        pool, sources = self._pools[load.block_bytes], self._sources[load.block_bytes]
+        started_s = time.perf_counter()
+        for target, source in zip(pool.regions, sources, strict=True):
+            np.copyto(target[: load.num_blocks], source[: load.num_blocks])
+        return time.perf_counter() - started_s
 
     def _is_there(self, transport: Transport) -> bool:
         try:
