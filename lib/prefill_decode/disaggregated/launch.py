@@ -1,0 +1,249 @@
+"""Launch: workers as processes of this machine, and the coordinator that they answer to.
+
+They dial in over a Unix socket in a folder that their user alone may enter, with a key that is
+drawn for each launch and that no list of processes shows. They end with the process that started
+them, however that ends: their standard input closes. One that dies, or is ended because it hangs,
+is started again after a pause."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from secrets import token_bytes
+from typing import IO, Literal
+
+from prefill_decode.disaggregated.coordinator import Coordinator
+from prefill_decode.disaggregated.journey import Patience
+from prefill_decode.disaggregated.messages import Role
+from prefill_decode.disaggregated.restarts import RestartLimits, Restarts
+from prefill_decode.disaggregated.worker import WorkerOptions, first_line
+from prefill_decode.kv_transfer import Lane
+
+Transfer = Literal["auto", "unix", "tcp", "cma"]
+LANES: dict[Transfer, Lane] = {"auto": "auto", "unix": "stream", "tcp": "stream", "cma": "cma"}
+START_S = 300.0  # large random weights take their time
+STOP_S = 5.0
+MOST_LAST_BYTES = 2000  # of what a worker said last
+COMMAND = (sys.executable, "-m", "prefill_decode.disaggregated.worker")
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """How many workers of each kind, all with the same model, and what each has."""
+
+    num_prefill: int
+    num_decode: int
+    model: str  # as `worker.WorkerOptions` takes it
+    vocab_size: int
+    num_blocks: int  # of each worker
+    dtype: str = "float32"
+    seed: int = 0
+    block_tokens: int = 32
+    capacity_tokens: int | None = None  # of one sequence; None: all that a worker has
+    most_tokens_per_step: int = 512
+    most_sequences: int = 64
+    most_waiting: int | None = None
+    reuse: bool = True
+    threads: int | None = None  # of each worker; None: an even share of the processors
+    transfer: Transfer = "auto"
+    pace_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_prefill < 1 or self.num_decode < 1:
+            raise ValueError(
+                "there is at least one worker for each phase; got "
+                f"{self.num_prefill} for prefill and {self.num_decode} for decode"
+            )
+
+    @property
+    def tokens(self) -> int:
+        """The most that a sequence may have in the cache."""
+        room = self.num_blocks * self.block_tokens
+        return min(self.capacity_tokens or room, room)
+
+    @property
+    def threads_each(self) -> int:
+        return self.threads or max(1, _processors() // (self.num_prefill + self.num_decode))
+
+    def names(self) -> list[tuple[Role, str]]:
+        counts: list[tuple[Role, int]] = [
+            ("prefill", self.num_prefill),
+            ("decode", self.num_decode),
+        ]
+        return [(role, f"{role}-{n}") for role, count in counts for n in range(count)]
+
+    def options(self, role: Role, name: str, coordinator: str, listen: str) -> WorkerOptions:
+        return WorkerOptions(
+            role=role,
+            name=name,
+            coordinator=coordinator,
+            model=self.model,
+            num_blocks=self.num_blocks,
+            dtype=self.dtype,
+            seed=self.seed,
+            block_tokens=self.block_tokens,
+            capacity_tokens=self.tokens,
+            most_tokens_per_step=self.most_tokens_per_step,
+            most_sequences=self.most_sequences,
+            reuse=self.reuse,
+            threads=self.threads_each,
+            listen=listen,
+            lane=LANES[self.transfer],
+            pace_bytes_per_s=self.pace_bytes_per_s,
+        )
+
+
+class WorkerProcess:
+    """One start of one worker."""
+
+    def __init__(self, options: WorkerOptions, key: bytes, command: Sequence[str]) -> None:
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, as long as the process
+        threads = {} if options.threads is None else {"OMP_NUM_THREADS": str(options.threads)}
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            env={**os.environ, **threads},
+        )
+        self.pid = self._process.pid
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has died already, and will be found dead
+            self._process.stdin.write(first_line(options, key))
+            self._process.stdin.flush()
+
+    def last_words(self) -> str | None:
+        """Once it has ended: how, and what it said last."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        size = self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, size - MOST_LAST_BYTES))
+        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
+        said = f": {lines[-1]}" if lines else ""
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f"ended with {how}{said}"
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def ask_to_end(self) -> None:
+        self._process.terminate()
+
+    def end(self, patience_s: float = 0.0) -> None:
+        """Kill it, unless it ends by itself within so long."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_s)
+        self.kill()
+        self._process.wait()
+        for opened in (self._process.stdin, self._errors):
+            if opened is not None:
+                with suppress(BrokenPipeError):
+                    opened.close()
+
+
+class WorkerProcesses:
+    """The keeper of all workers of a fleet, by name. `pids`: of those that run."""
+
+    def __init__(
+        self,
+        options: Sequence[WorkerOptions],
+        key: bytes,
+        limits: RestartLimits | None = None,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self._options = {option.name: option for option in options}
+        self._key, self._command = key, command
+        now_s = time.monotonic()
+        self._restarts = {n: Restarts(limits or RestartLimits(), now_s) for n in self._options}
+        self._processes = {name: self._start(name) for name in self._options}
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {name: process.pid for name, process in self._processes.items()}
+
+    def tend(self, now_s: float) -> list[str]:
+        complaints = []
+        for name, process in list(self._processes.items()):
+            if (words := process.last_words()) is not None:
+                complaints.append(f"{name} {words}{self._died(name, now_s)}")
+        for name, restarts in self._restarts.items():
+            if restarts.due_s is not None and now_s >= restarts.due_s:
+                self._processes[name] = self._start(name)
+                restarts.started(now_s)
+        return complaints
+
+    def end(self, name: str) -> None:
+        """It is found dead, and started again, when next looked at."""
+        if name in self._processes:
+            self._processes[name].kill()
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            process.ask_to_end()
+        end_s = time.monotonic() + STOP_S
+        for process in self._processes.values():
+            process.end(max(0.0, end_s - time.monotonic()))
+        self._processes.clear()
+
+    def _start(self, name: str) -> WorkerProcess:
+        return WorkerProcess(self._options[name], self._key, self._command)
+
+    def _died(self, name: str, now_s: float) -> str:
+        self._processes.pop(name).end()
+        restarts = self._restarts[name]
+        restarts.died(now_s)
+        if restarts.due_s is None:
+            return f"; it has died {restarts.in_a_row} times in a row and stays dead"
+        return f"; it starts again in {restarts.due_s - now_s:g} s"
+
+
+@contextmanager
+def workers_here(
+    fleet: Fleet,
+    patience: Patience | None = None,
+    complain: Callable[[str], None] = lambda words: None,
+    limits: RestartLimits | None = None,
+    command: Sequence[str] = COMMAND,
+) -> Iterator[Coordinator]:
+    """A coordinator with all workers of the fleet ready; all of them end with the context.
+
+    ValueError, with their last words, for workers that do not start."""
+    key = token_bytes(KEY_BYTES)
+    with tempfile.TemporaryDirectory(prefix="prefill-decode-") as folder:
+        coordinator = Coordinator(
+            f"unix:{folder}/coordinator",
+            vocab_size=fleet.vocab_size,
+            capacity_tokens=fleet.tokens,
+            key=key,
+            patience=patience,
+            most_sequences=fleet.most_sequences,
+            most_waiting=fleet.most_waiting,
+            complain=complain,
+        )
+        try:
+            options = [
+                fleet.options(role, name, coordinator.address, _listen(fleet, folder, name))
+                for role, name in fleet.names()
+            ]
+            coordinator.keeper = WorkerProcesses(options, key, limits, command)
+            coordinator.wait_for(fleet.num_prefill, fleet.num_decode, START_S)
+            yield coordinator
+        finally:
+            coordinator.close()
+
+
+def _listen(fleet: Fleet, folder: str, name: str) -> str:
+    return "tcp:127.0.0.1:0" if fleet.transfer == "tcp" else f"unix:{folder}/{name}"
+
+
+def _processors() -> int:
+    """Those that this process may use."""
+    with suppress(AttributeError):  # only Linux says
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
