@@ -18,7 +18,14 @@ from prefill_decode.cli import serving
 from prefill_decode.cli.parser import make_parser
 from prefill_decode.endpoint import starting
 from prefill_decode.endpoint.running import bind
-from prefill_decode.endpoint.starting import ServeOptions, build_engine, count_blocks, find_model
+from prefill_decode.endpoint.starting import (
+    Plan,
+    ServeOptions,
+    build_engine,
+    count_blocks,
+    find_model,
+    read_weights,
+)
 from prefill_decode.measure import describe_machine
 from prefill_decode.scheduling import SchedulerSettings
 from tests.conftest import ROOT
@@ -55,6 +62,13 @@ def start(*words, **environment):
         text=True,
         env={**os.environ, **environment},
     )
+
+
+def engine_for(options, num_blocks, settings=None):
+    """As `serve` builds it."""
+    model = find_model(options, describe_machine("cpu"))
+    plan = Plan(options, model, "cpu", num_blocks, settings or SchedulerSettings(), print)
+    return build_engine(plan, read_weights(options, model, "cpu"))
 
 
 def test_an_event_does_not_wait_until_the_one_before_has_been_acknowledged():
@@ -123,6 +137,11 @@ def test_it_serves_says_where_and_stops_when_told_with_exit_code_0(config):
         (["--model", "SMALL", "--dtype", ""], "dtype"),
         (["--seed", "9" * 30], "from 0 to"),
         (["--served-model-name", ""], "must be a printable text"),
+        (["--prefill", "1"], "--prefill and --decode go together"),
+        (["--prefill", "0", "--decode", "1"], "from 1 to"),
+        (["--transfer", "tcp"], "--transfer is for workers"),
+        (["--worker-threads", "1"], "--worker-threads is for workers"),
+        (["--prefill", "1", "--decode", "1", "--policy", "static"], "run with --policy chunked"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(words, message, config, capsys):
@@ -138,14 +157,17 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(words, message, config, capsy
 
 def test_a_folder_with_weights_is_served_with_them_and_another_with_random_ones(config):
     machine = describe_machine("cpu")
-    drawn = find_model(ServeOptions(model=str(config)), machine)
+    options = ServeOptions(model=str(config))
+    drawn = find_model(options, machine)
+    drawn_weights = read_weights(options, drawn, "cpu")
     stored = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG))
     stored.save_pretrained(config, safe_serialization=True)
-    read = find_model(ServeOptions(model=str(config)), machine)
-    assert torch.equal(read.weights.embedding, stored.model.embed_tokens.weight)
+    read = find_model(options, machine)
+    weights = read_weights(options, read, "cpu")
+    assert torch.equal(weights.embedding, stored.model.embed_tokens.weight)
     assert drawn.spec == read.spec
-    assert (drawn.random, read.random) == (True, False)
-    assert not torch.equal(read.weights.embedding, drawn.weights.embedding)
+    assert (drawn.folder, read.folder) == (None, config)
+    assert not torch.equal(weights.embedding, drawn_weights.embedding)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +176,7 @@ def test_a_folder_with_weights_is_served_with_them_and_another_with_random_ones(
 def test_a_folder_whose_weights_are_no_safetensors_is_refused_and_not_made_up(config, name):
     (config / name).write_bytes(b"{}")
     with pytest.raises(ValueError, match=r"weights are read|an index holds"):
-        find_model(ServeOptions(model=str(config)), describe_machine("cpu"))
+        engine_for(ServeOptions(model=str(config)), 1)
 
 
 @pytest.mark.parametrize(("own", "most"), [(512, 512), (10**6, 16_384), (None, 16_384)])
@@ -162,8 +184,7 @@ def test_a_sequence_is_no_longer_than_its_config_has_it(config, own, most):
     written = {**CONFIG, "max_position_embeddings": own}
     (config / "config.json").write_text(json.dumps(written))
     options = ServeOptions(model=str(config), block_tokens=128)
-    model = find_model(options, describe_machine("cpu"))
-    assert build_engine(options, model, "cpu", 200, SchedulerSettings()).capacity_tokens == most
+    assert engine_for(options, 200).capacity_tokens == most
 
 
 def test_the_cache_takes_what_memory_it_is_given(config):
@@ -173,15 +194,16 @@ def test_the_cache_takes_what_memory_it_is_given(config):
     block_bytes = 2 * 2 * 2 * 16 * 4 * 32  # K and V, layers, KV heads, head size, float32, tokens
     for blocks, memory_gb in ((1, 1.5 * block_bytes / 1e9), (1000, 1000.5 * block_bytes / 1e9)):
         assert count_blocks(ServeOptions(memory_gb=memory_gb), model.spec, machine) == blocks
-    engine = build_engine(
-        ServeOptions(reuse=False), model, "cpu", 4, SchedulerSettings(most_waiting=3)
-    )
+    for_four = ServeOptions(num_blocks=None, memory_gb=8.5 * block_bytes / 1e9, processes=4)
+    assert count_blocks(for_four, model.spec, machine) == 2
+    options = ServeOptions(model=str(config), reuse=False)
+    engine = engine_for(options, 4, SchedulerSettings(most_waiting=3))
     assert (engine.capacity_tokens, engine.state().num_blocks) == (4 * 32, 4)
     assert not engine.scheduler.pool.reuse
 
 
 def test_a_server_whose_first_line_nobody_reads_serves_all_the_same(monkeypatch):
-    def start_and_say(options, say, complain):
+    def start_and_say(options, say, complain, engine_of):
         say("ready")
         return 0
 

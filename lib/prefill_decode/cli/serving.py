@@ -2,10 +2,18 @@
 
 import argparse
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prefill_decode.cli import values
 from prefill_decode.cli.shared import checked_key, complain, print_last
 from prefill_decode.scheduling import POLICIES
+
+if TYPE_CHECKING:
+    from prefill_decode.endpoint.starting import EngineOf, Plan
+    from prefill_decode.engine.answering import Answering
 
 KEY_VARIABLE = "PREFILL_DECODE_API_KEY"
 
@@ -27,8 +35,10 @@ Prometheus."""
 
 def serve(options: argparse.Namespace) -> int:
     """Our engine behind an OpenAI-compatible endpoint, for this machine alone without a key."""
-    from prefill_decode.endpoint.starting import ServeOptions, start
+    from prefill_decode.endpoint.starting import ServeOptions, engine_here, start
 
+    _check_workers(options)
+    engine_of = engine_here if options.prefill is None else _engine_of_workers(options)
     return start(
         ServeOptions(
             model=options.model,
@@ -48,10 +58,62 @@ def serve(options: argparse.Namespace) -> int:
             api_key=_api_key(options),
             grace_s=options.grace,
             seed=options.seed,
+            processes=1 if options.prefill is None else options.prefill + options.decode,
         ),
+        engine_of=engine_of,
         say=print_last,  # whoever started the server may not be reading
         complain=complain,
     )
+
+
+def _check_workers(options: argparse.Namespace) -> None:
+    if (options.prefill is None) != (options.decode is None):
+        raise ValueError("--prefill and --decode go together: give each a number of workers")
+    if options.prefill is None:
+        for name in ("transfer", "worker_threads"):
+            if getattr(options, name) is not None:
+                flag = "--" + name.replace("_", "-")
+                raise ValueError(f"{flag} is for workers: give --prefill and --decode, too")
+    elif options.policy != "chunked":
+        raise ValueError(
+            f"workers run with --policy chunked, each with one phase; got {options.policy}"
+        )
+
+
+def _engine_of_workers(options: argparse.Namespace) -> "EngineOf":
+    """Prefill and decode in processes of their own."""
+    from prefill_decode.disaggregated.launch import Fleet, workers_here
+
+    @contextmanager
+    def engine_of(plan: "Plan") -> "Iterator[Answering]":
+        asked = plan.options
+        if plan.device != "cpu":
+            raise ValueError(
+                "caches are moved between processes through this machine's memory: --prefill and "
+                f"--decode take --device cpu; got {plan.device}"
+            )
+        path = Path(asked.model)
+        fleet = Fleet(
+            num_prefill=options.prefill,
+            num_decode=options.decode,
+            model=str(path.absolute()) if path.exists() else plan.model.spec.name,
+            vocab_size=plan.model.spec.vocab_size,
+            num_blocks=plan.num_blocks,
+            dtype=plan.model.spec.dtype,
+            seed=asked.seed,
+            block_tokens=asked.block_tokens,
+            capacity_tokens=plan.model.most_tokens,
+            most_tokens_per_step=asked.most_tokens_per_step,
+            most_sequences=asked.most_sequences,
+            most_waiting=asked.most_waiting,
+            reuse=asked.reuse,
+            threads=options.worker_threads,
+            transfer=options.transfer or "auto",
+        )
+        with workers_here(fleet, complain=plan.complain) as coordinator:
+            yield coordinator
+
+    return engine_of
 
 
 def _api_key(options: argparse.Namespace) -> str | None:
@@ -69,6 +131,7 @@ def add_serve(added: argparse.ArgumentParser) -> None:
     _add_model(added)
     _add_address(added)
     _add_schedule(added)
+    _add_workers(added)
 
 
 def _add_model(added: argparse.ArgumentParser) -> None:
@@ -117,10 +180,12 @@ def _add_schedule(added: argparse.ArgumentParser) -> None:
         "--memory-gb",
         type=values.gigabytes,
         metavar="GB",
-        help="of KV cache (default: an eighth of what the weights leave, at most 16,384 tokens a "
-        "sequence)",
+        help="of KV cache, in all (default: an eighth of what the weights leave, at most 16,384 "
+        "tokens a sequence)",
     )
-    cache.add_argument("--blocks", type=values.positive_count, metavar="N", help="of KV cache")
+    cache.add_argument(
+        "--blocks", type=values.positive_count, metavar="N", help="of KV cache, of each worker"
+    )
     added.add_argument(
         "--block-tokens", type=values.positive_count, default=32, metavar="N", help="(32)"
     )
@@ -143,3 +208,25 @@ def _add_schedule(added: argparse.ArgumentParser) -> None:
     )
     added.add_argument("--policy", choices=POLICIES, default="chunked", help="(chunked)")
     added.add_argument("--no-prefix-reuse", action="store_true", help="compute each prompt in full")
+
+
+def _add_workers(added: argparse.ArgumentParser) -> None:
+    workers = added.add_argument_group(
+        "prefill and decode in processes of their own",
+        "Each has the weights, a cache and threads of its own; prompts are read by one, answers "
+        "written by another, and the cache moves between them.",
+    )
+    workers.add_argument("--prefill", type=values.positive_count, metavar="N", help="workers")
+    workers.add_argument("--decode", type=values.positive_count, metavar="N", help="workers")
+    workers.add_argument(
+        "--transfer",
+        choices=("auto", "unix", "tcp", "cma"),
+        help="how the cache moves: Unix sockets, TCP on loopback, or reading the other's memory "
+        "(process_vm_readv); auto takes that if it works, else Unix sockets (auto)",
+    )
+    workers.add_argument(
+        "--worker-threads",
+        type=values.positive_count,
+        metavar="K",
+        help="of each worker (default: an even share of the processors)",
+    )

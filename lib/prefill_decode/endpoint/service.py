@@ -236,7 +236,8 @@ class Service:
         self, news: Sequence[SampledToken | FailedAnswer], began_s: float, ended_s: float
     ) -> None:
         self._steps_ahead.release()
-        self.metrics.step.observe(ended_s - began_s)
+        if self.state.hand_overs is None:  # else others ran it, and here it was waited for
+            self.metrics.step.observe(ended_s - began_s)
         for token in news:
             stream = self._by_request.get(token.request_id)
             if stream is None:

@@ -1,7 +1,8 @@
 """Starting: from the options of `serve` to a server that runs, and its exit code."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -13,7 +14,13 @@ from prefill_decode.endpoint.server import Served, create_app
 from prefill_decode.endpoint.server_metrics import ServerMetrics
 from prefill_decode.endpoint.service import Service
 from prefill_decode.endpoint.tokenizer import Tokenizer, find_tokenizer
-from prefill_decode.engine.checkpoint import has_weights, read_checkpoint
+from prefill_decode.engine.answering import Answering
+from prefill_decode.engine.checkpoint import (
+    has_weights,
+    read_checkpoint,
+    read_stored_model,
+    stored_dtype,
+)
 from prefill_decode.engine.linear import copies_of_weights
 from prefill_decode.engine.serving import ServingEngine, build_serving_engine
 from prefill_decode.engine.step_runner import choose_model
@@ -49,17 +56,47 @@ class ServeOptions:
     api_key: str | None = None
     grace_s: float = 30.0
     seed: int = 0
+    processes: int = 1  # that hold weights and a cache each
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model to be served: its shape, its weights, its words."""
+    """A model to be served: its shape, its words, and where its weights are."""
 
     spec: ModelSpec
-    weights: Weights
     tokenizer: Tokenizer
-    random: bool  # whether its weights are stored nowhere
-    most_tokens: int | None  # of a sequence, as its config has it
+    folder: Path | None  # of its weights; None: they are random, and stored nowhere
+    config_tokens: int | None  # the most of a sequence, as its config has it
+
+    @property
+    def most_tokens(self) -> int:
+        """Of a sequence."""
+        tokens = min(MOST_SEQUENCE_TOKENS, self.config_tokens or MOST_SEQUENCE_TOKENS)
+        if self.spec.positions == "learned":
+            tokens = min(tokens, self.spec.vectors.position_rows)
+        return tokens
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to serve with, all of it decided."""
+
+    options: ServeOptions
+    model: Model
+    device: str
+    num_blocks: int  # of each process
+    settings: SchedulerSettings
+    complain: Callable[[str], None]
+
+
+EngineOf = Callable[[Plan], AbstractContextManager[Answering]]
+
+
+@contextmanager
+def engine_here(plan: Plan) -> Iterator[Answering]:
+    """One engine in this process."""
+    weights = read_weights(plan.options, plan.model, plan.device)
+    yield build_engine(plan, weights)
 
 
 def start(
@@ -67,10 +104,12 @@ def start(
     say: Callable[[str], None],
     complain: Callable[[str], None],
     limits: Limits | None = None,
+    engine_of: EngineOf = engine_here,
 ) -> int:
     """Serve until told to stop; the exit code. ValueError for options that cannot be.
 
-    `say` hears one line when the server is ready, `complain` why it ended if it failed."""
+    `say` hears one line when the server is ready, `complain` why it ended if it failed and what
+    else goes wrong. `engine_of` makes what computes the answers, for as long as they are served."""
     _check_reach(options)
     settings = SchedulerSettings(
         options.policy,
@@ -82,25 +121,31 @@ def start(
         machine = describe_machine(options.device)
         model = find_model(options, machine)
         num_blocks = count_blocks(options, model.spec, machine)
-        engine = build_engine(options, model, machine.device, num_blocks, settings)
+        plan = Plan(options, model, machine.device, num_blocks, settings, complain)
         name = options.served_model_name or model.spec.name
-        tokens = num_blocks * options.block_tokens
-        cache = format_bytes(model.spec.kv_bytes_kept_by_engine(tokens))
-        ready = (
-            f"prefill-decode serves {name} at {url_of(bound)}/v1: "
-            f"{'random weights, ' if model.random else ''}policy {options.policy}, "
-            f"KV cache {cache}, {num_blocks} blocks of {options.block_tokens} tokens"
-        )
-        service = Service(engine, ServerMetrics())
-        dice = Random(options.seed)
-        served = Served(service, model.tokenizer, name, limits or Limits(), dice)
-        allowed_host = options.host if is_loopback(options.host) else None
-        app = create_app(served, options.api_key, allowed_host)
-        running = run(app, service, bound, served.limits, options.grace_s, lambda: say(ready))
-        code = asyncio.run(running)
+        ready = f"prefill-decode serves {name} at {url_of(bound)}/v1: {_in_words(plan)}"
+        with engine_of(plan) as engine:
+            service = Service(engine, ServerMetrics())
+            dice = Random(options.seed)
+            served = Served(service, model.tokenizer, name, limits or Limits(), dice)
+            allowed_host = options.host if is_loopback(options.host) else None
+            app = create_app(served, options.api_key, allowed_host)
+            running = run(app, service, bound, served.limits, options.grace_s, lambda: say(ready))
+            code = asyncio.run(running)
     if service.failure is not None:
         complain(f"the engine failed in a step, and the server has stopped: {service.failure!r}")
     return code
+
+
+def _in_words(plan: Plan) -> str:
+    tokens = plan.num_blocks * plan.options.block_tokens
+    cache = format_bytes(plan.model.spec.kv_bytes_kept_by_engine(tokens))
+    many = plan.options.processes
+    return (
+        f"{'random weights, ' if plan.model.folder is None else ''}policy {plan.options.policy}, "
+        f"KV cache {cache}, {plan.num_blocks} blocks of {plan.options.block_tokens} tokens"
+        + (f", in each of {many} workers" if many > 1 else "")
+    )
 
 
 def _check_reach(options: ServeOptions) -> None:
@@ -114,14 +159,18 @@ def _check_reach(options: ServeOptions) -> None:
 def find_model(options: ServeOptions, machine: Machine) -> Model:
     """The model that is asked for: weights from a folder that has any, random ones otherwise."""
     folder = Path(options.model) if Path(options.model).is_dir() else None
-    stored = folder is not None and has_weights(folder)
-    if folder is not None and stored:
-        spec, weights = read_checkpoint(folder, machine.device, options.dtype)
-    else:
-        spec = _shape(options, machine)
-        weights = random_weights(spec, machine.device, options.seed)
     most = hf_config.most_positions(Path(options.model))
-    return Model(spec, weights, find_tokenizer(folder, spec.vocab_size), not stored, most)
+    if folder is not None and has_weights(folder):
+        spec = read_stored_model(folder, stored_dtype(machine.device, options.dtype))
+        return Model(spec, find_tokenizer(folder, spec.vocab_size), folder, most)
+    spec = _shape(options, machine)
+    return Model(spec, find_tokenizer(folder, spec.vocab_size), None, most)
+
+
+def read_weights(options: ServeOptions, model: Model, device: str) -> Weights:
+    if model.folder is None:
+        return random_weights(model.spec, device, options.seed)
+    return read_checkpoint(model.folder, device, options.dtype)[1]
 
 
 def _shape(options: ServeOptions, machine: Machine) -> ModelSpec:
@@ -137,14 +186,15 @@ def _shape(options: ServeOptions, machine: Machine) -> ModelSpec:
 
 
 def count_blocks(options: ServeOptions, spec: ModelSpec, machine: Machine) -> int:
-    """Blocks of the KV cache. ValueError if not one fits, or if they do not fit this machine."""
+    """Blocks of the KV cache, of each process. ValueError if not one fits, or if they do not fit
+    this machine."""
     block_bytes = spec.kv_bytes_kept_by_engine(options.block_tokens)
     weight_bytes = spec.weight_bytes * copies_of_weights(machine.device, spec.dtype)
-    left_bytes = machine.memory_bytes - weight_bytes
+    left_bytes = machine.memory_bytes / options.processes - weight_bytes
     if options.num_blocks is not None:
         room_bytes = float(options.num_blocks * block_bytes)
     elif options.memory_gb is not None:
-        room_bytes = options.memory_gb * GB
+        room_bytes = options.memory_gb * GB / options.processes
     else:
         room_bytes = SHARE_OF_MEMORY * left_bytes
     if room_bytes > max(left_bytes, 0.0):
@@ -160,23 +210,14 @@ def count_blocks(options: ServeOptions, spec: ModelSpec, machine: Machine) -> in
     return int(room_bytes // block_bytes)
 
 
-def build_engine(
-    options: ServeOptions,
-    model: Model,
-    device: str,
-    num_blocks: int,
-    settings: SchedulerSettings,
-) -> ServingEngine:
-    tokens = min(MOST_SEQUENCE_TOKENS, model.most_tokens or MOST_SEQUENCE_TOKENS)
-    if model.spec.positions == "learned":
-        tokens = min(tokens, model.spec.vectors.position_rows)
+def build_engine(plan: Plan, weights: Weights) -> ServingEngine:
     return build_serving_engine(
-        model.spec,
-        device,
-        cache_tokens=num_blocks * options.block_tokens,
-        block_tokens=options.block_tokens,
-        capacity_tokens=tokens,
-        settings=settings,
-        weights=model.weights,
-        reuse=options.reuse,
+        plan.model.spec,
+        plan.device,
+        cache_tokens=plan.num_blocks * plan.options.block_tokens,
+        block_tokens=plan.options.block_tokens,
+        capacity_tokens=plan.model.most_tokens,
+        settings=plan.settings,
+        weights=weights,
+        reuse=plan.options.reuse,
     )

@@ -38,12 +38,17 @@ def read_checkpoint(
 
     Without a dtype: float32 on a CPU, elsewhere the config's. ValueError names the file, and the
     tensor where there is one, that is missing, left over, misshapen, broken or not supported."""
-    model = read_stored_model(folder, "float32" if dtype is None and device == "cpu" else dtype)
+    model = read_stored_model(folder, stored_dtype(device, dtype))
     with ExitStack() as opened:
         tensors = _Tensors(_open(_files(folder), opened), model, device)
         weights = _weights(model, tensors)
         tensors.refuse_rest()
     return model, weights
+
+
+def stored_dtype(device: str, dtype: str | None) -> str | None:
+    """In which weights are read; None: that of their config."""
+    return "float32" if dtype is None and device == "cpu" else dtype
 
 
 def has_weights(folder: Path) -> bool:
