@@ -175,7 +175,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class State:
-    """Sent after every step, and every second when idle: who is silent for longer is lost."""
+    """Sent after every step, and every second even within one: who is silent for longer is lost."""
 
     num_running: int
     num_waiting: int

@@ -9,6 +9,7 @@ SIGTERM or by the end of its standard input, and when its coordinator has gone.
 reads its options from the first line of standard input, one JSON object: {"options": {...}, "key":
 HEX or null}. The key stands there so that no list of processes shows it."""
 
+import contextlib
 import json
 import os
 import signal
@@ -36,7 +37,8 @@ from prefill_decode.kv_transfer import Channel, Lane, Pool, TransferError, dial
 from prefill_decode.model_spec import ModelSpec
 from prefill_decode.scheduling import SchedulerSettings
 
-STATE_S = 1.0  # between two states of an idle worker
+STATE_S = 1.0  # between two words of a worker, whatever it does
+LONGEST_WAIT_S = 10.0  # for something to do
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,11 @@ def _work(
         duty = _duty(options, key, engine, pool, mailbox, channel, incarnation)
         try:
             say(channel, _hello(options, engine, pool, duty, incarnation))
-            _go_round(duty, channel, mailbox)
+            heart = _Heart(channel, duty.state())
+            try:
+                _go_round(duty, channel, mailbox, heart)
+            finally:
+                heart.stop()
         finally:
             duty.close()
 
@@ -163,9 +169,29 @@ def _hello(
     )
 
 
-def _go_round(duty: Duty, channel: Channel, mailbox: Mailbox) -> None:
+class _Heart:
+    """Says the last state once more every second, from a thread of its own: a step may take longer
+    than a coordinator waits for a word."""
+
+    def __init__(self, channel: Channel, state: State) -> None:
+        self.state = state
+        self._channel = channel
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heart", daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        with contextlib.suppress(TransferError, OSError):  # the loop will find out
+            while not self._stopped.wait(STATE_S):
+                say(self._channel, self.state)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+
+def _go_round(duty: Duty, channel: Channel, mailbox: Mailbox, heart: _Heart) -> None:
     said: State | None = None
-    said_s = 0.0
     while not mailbox.stopped:
         for event in mailbox.events():
             event()
@@ -175,13 +201,13 @@ def _go_round(duty: Duty, channel: Channel, mailbox: Mailbox) -> None:
             duty.obey(message)
         due_s = duty.expire(time.monotonic())
         ran = duty.step()
-        now_s, state = time.monotonic(), duty.state()
-        if ran or state != said or now_s >= said_s + STATE_S:
+        state = duty.state()
+        if ran or state != said:
             say(channel, state)
-            said, said_s = state, now_s
+            said = heart.state = state
         if not ran:
-            wake_s = min(said_s + STATE_S, due_s or float("inf"))
-            mailbox.wait(channel, max(0.0, wake_s - now_s))
+            wait_s = LONGEST_WAIT_S if due_s is None else due_s - time.monotonic()
+            mailbox.wait(channel, min(max(0.0, wait_s), LONGEST_WAIT_S))
 
 
 def main() -> int:
