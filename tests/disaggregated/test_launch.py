@@ -34,6 +34,7 @@ CONFIG = {
     "tie_word_embeddings": False,
 }
 SAMPLINGS = (Sampling(), Sampling(1.0, 0.9, seed=7))
+COMPLAINTS: list[str] = []  # of the workers that most tests share
 PROMPTS = [[(7 * i + j) % 300 for j in range(length)] for i, length in enumerate((3, 40, 130, 64))]
 
 
@@ -94,10 +95,10 @@ class Asking:
             if item.finish_reason:
                 self.ends[key] = item.finish_reason
 
-    def until(self, true, most_s=90.0):
+    def until(self, true, most_s=240.0):
         end_s = time.monotonic() + most_s
         while not true():
-            assert time.monotonic() < end_s, f"it did not come to pass: {self.coordinator.state()}"
+            assert time.monotonic() < end_s, f"{self.coordinator.state()}, {COMPLAINTS}"
             self.step()
 
     def assert_answered(self):
@@ -124,12 +125,9 @@ def test_two_processes_give_the_tokens_of_one(model, transfer):
         assert hand_overs.moved_bytes > 0
 
 
-COMPLAINTS = []
-
-
 @pytest.fixture(scope="module")
 def coordinator(model):
-    patience = Patience(silence_s=3.0)
+    patience = Patience(silence_s=6.0)
     limits = RestartLimits(first_pause_s=0.1, longest_pause_s=0.1)
     many = fleet(model, num_decode=2)
     with workers_here(many, patience, COMPLAINTS.append, limits) as coordinator:
@@ -141,9 +139,9 @@ def coordinator(model):
 def test_a_worker_that_is_killed_or_stopped_costs_nobody_a_token(coordinator, model, name, number):
     lost = coordinator.state().hand_overs.lost_workers
     asking = Asking(coordinator, model)
-    for index, prompt in enumerate(PROMPTS * 2):
-        asking.submit(f"r{index}", prompt, 150, SAMPLINGS[index % 2], 1 + index % 2)
-    asking.until(lambda: len(asking.heard) > 4)
+    for index, prompt in enumerate(PROMPTS):
+        asking.submit(f"r{index}", prompt, 120, SAMPLINGS[index % 2], 1 + index % 2)
+    asking.until(lambda: len(asking.heard) > 3)
     os.kill(coordinator.keeper.pids[name], number)
     asking.until(lambda: coordinator.state().hand_overs.lost_workers > lost)
     asking.assert_answered()

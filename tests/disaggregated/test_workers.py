@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -25,6 +26,7 @@ from prefill_decode.disaggregated.messages import (
     Tokens,
     Withdraw,
 )
+from prefill_decode.disaggregated.prefill_worker import PrefillWorker
 from prefill_decode.disaggregated.worker import first_line, read_first_line
 from prefill_decode.engine.sampling import Sampling
 from prefill_decode.kv_transfer import Exporter, Offer
@@ -503,6 +505,25 @@ def test_a_worker_says_its_state_when_nothing_happens(workers):
     _, prefill, _ = workers
     for _ in range(3):
         assert prefill.hear(State).free_blocks == 24
+
+
+def test_a_worker_is_heard_while_a_long_step_runs(workers, monkeypatch):
+    _, prefill, _ = workers
+    ends, run = threading.Event(), PrefillWorker.step
+
+    def step(worker):
+        ends.wait(30)
+        return run(worker)
+
+    monkeypatch.setattr(PrefillWorker, "step", step)
+    each = request("r", [1, 2, 3], 1)
+    prefill.say(Prefill(each.asked, "r", LONGEST_S))
+    prefill.take(State)
+    for _ in range(2):
+        assert prefill.hear(State).sampled_tokens == 0
+    assert not prefill.take(Prefilled)
+    ends.set()
+    prefill.hear(Prefilled)
 
 
 def test_options_and_key_come_by_one_line(tmp_path):
