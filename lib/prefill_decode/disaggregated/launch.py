@@ -41,6 +41,7 @@ class Fleet:
     model: str  # as `worker.WorkerOptions` takes it
     vocab_size: int
     num_blocks: int  # of each worker
+    num_layers: int | None = None  # None: all
     dtype: str = "float32"
     seed: int = 0
     block_tokens: int = 32
@@ -84,6 +85,7 @@ class Fleet:
             coordinator=coordinator,
             model=self.model,
             num_blocks=self.num_blocks,
+            num_layers=self.num_layers,
             dtype=self.dtype,
             seed=self.seed,
             block_tokens=self.block_tokens,

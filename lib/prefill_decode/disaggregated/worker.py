@@ -32,6 +32,7 @@ from prefill_decode.disaggregated.messages import Hello, Message, Role, State, S
 from prefill_decode.disaggregated.prefill_worker import PrefillWorker
 from prefill_decode.engine.checkpoint import has_weights, read_checkpoint
 from prefill_decode.engine.serving import ServingEngine, build_serving_engine
+from prefill_decode.engine.slices import slice_of
 from prefill_decode.engine.weights import Weights, random_weights
 from prefill_decode.kv_transfer import Channel, Lane, Pool, TransferError, dial
 from prefill_decode.model_spec import ModelSpec
@@ -48,6 +49,7 @@ class WorkerOptions:
     coordinator: str  # its address
     model: str  # a shipped name, a config.json, or a folder, whose weights are used if it has any
     num_blocks: int
+    num_layers: int | None = None  # a slice of so many, with random weights; None: all of the model
     dtype: str | None = None  # None: float32
     seed: int = 0  # of random weights
     block_tokens: int = 32
@@ -105,18 +107,21 @@ def _work(
             duty.close()
 
 
-def find_model(model: str, dtype: str | None, seed: int) -> tuple[ModelSpec, Weights]:
+def find_model(options: WorkerOptions) -> tuple[ModelSpec, Weights]:
     """A folder's stored weights if it has any, else random ones. ValueError."""
-    if Path(model).is_dir() and has_weights(Path(model)):
-        return read_checkpoint(Path(model), "cpu", dtype)
-    spec = hf_config.find(model, dtype or "float32")
-    return spec, random_weights(spec, "cpu", seed)
+    folder, sliced = Path(options.model), options.num_layers is not None
+    if folder.is_dir() and has_weights(folder) and not sliced:
+        return read_checkpoint(folder, "cpu", options.dtype)
+    spec = hf_config.find(options.model, options.dtype or "float32")
+    if options.num_layers is not None:
+        spec = slice_of(spec, options.num_layers)
+    return spec, random_weights(spec, "cpu", options.seed)
 
 
 def _engine(options: WorkerOptions) -> ServingEngine:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    spec, weights = find_model(options.model, options.dtype, options.seed)
+    spec, weights = find_model(options)
     return build_serving_engine(
         spec,
         cache_tokens=options.num_blocks * options.block_tokens,

@@ -18,7 +18,11 @@ def choose_slice(
     name: str, num_layers: int, device: str, cache_bytes: float, memory_bytes: float
 ) -> ModelSpec:
     """`num_layers` layers of the model that `choose_model` gives. ValueError if it has fewer."""
-    model = choose_model(name, device, cache_bytes, memory_bytes)
+    return slice_of(choose_model(name, device, cache_bytes, memory_bytes), num_layers)
+
+
+def slice_of(model: ModelSpec, num_layers: int) -> ModelSpec:
+    """`num_layers` of its layers. ValueError if it has fewer."""
     if not 1 <= num_layers <= model.num_layers:
         raise ValueError(
             f"a slice of {model.name} has from 1 to {model.num_layers} layers; got "
