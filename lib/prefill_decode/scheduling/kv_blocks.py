@@ -56,7 +56,15 @@ class BlockPool:
         """So many blocks, each held once; OutOfBlocks, with nothing changed, if there are fewer."""
         if count > self.num_free:
             raise OutOfBlocks(f"{count} blocks were asked for and {self.num_free} are free")
-        return [self._take() for _ in range(count)]
+        if count > len(self._empty):
+            return [self._take() for _ in range(count)]
+        taken = self._empty[: -count - 1 : -1]
+        del self._empty[len(self._empty) - count :]
+        references, generations = self.references, self.generations
+        for block in taken:
+            references[block] = 1
+            generations[block] += 1
+        return taken
 
     def share(self, blocks: Iterable[int]) -> None:
         """One more holder for each of these, all of which are held."""
@@ -68,16 +76,25 @@ class BlockPool:
         """One holder less for each; the ends of sequences are forgotten before their beginnings.
 
         `keep`: whether a block that nobody then holds may be found again by its contents."""
-        for block in reversed(blocks):
-            assert self.references[block] > 0, f"block {block} is released once too often"
-            self.references[block] -= 1
-            if self.references[block] == 0:
-                if not keep and block in self._hash_of:
-                    del self._block_of[self._hash_of.pop(block)]
-                if block in self._hash_of:
-                    self._kept[block] = None
-                else:
-                    self._empty.append(block)
+        references, hash_of = self.references, self._hash_of
+        last = [block for block in reversed(blocks) if references[block] == 1]
+        if len(last) < len(blocks):
+            for block in blocks:
+                assert references[block] > 0, f"block {block} is released once too often"
+                references[block] -= 1
+        else:
+            for block in last:
+                references[block] = 0
+        if not hash_of:
+            self._empty += last
+            return
+        for block in last:
+            if not keep and block in hash_of:
+                del self._block_of[hash_of.pop(block)]
+            if block in hash_of:
+                self._kept[block] = None
+            else:
+                self._empty.append(block)
 
     def publish(self, block: int, contents: Hashable) -> None:
         """A held block is full and holds this. The first block with given contents is kept."""
@@ -98,6 +115,15 @@ class BlockPool:
                 self.generations[block] += 1
             self.references[block] += 1
             found.append(block)
+        return found
+
+    def count_matching(self, contents: Iterable[Hashable]) -> int:
+        """How many blocks `match` would find; nothing is held."""
+        found = 0
+        for wanted in contents:
+            if wanted not in self._block_of:
+                break
+            found += 1
         return found
 
     def _take(self) -> int:

@@ -23,46 +23,34 @@ blocks for others to read (`hold`, `release`). Neither gives them up to anyone: 
 even the first of all may have to wait.
 
 The caller runs the step and says what was sampled; time does not exist here. The serving engine is
-one such caller; a rehearsal, which runs nothing, is another.
+one such caller; a rehearsal, which runs nothing, is another. A caller that runs nothing either but
+has many steps to get through asks for a run, all steps up to the next in which anything changes,
+and may end it earlier: `next_run` and `complete_run` do what as many calls of `next_step` and
+`complete` would.
 
 Source:  Yu et al., "Orca" (2022), for scheduling step by step; Agrawal et al., "Sarathi-Serve"
          (2024), for chunks beside decodes; Kwon et al., "PagedAttention" (2023), section 4.5, for
          recomputation.
 """
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 
 from prefill_decode.scheduling.checks import check_cached, check_sequence
+from prefill_decode.scheduling.decoding import Decoders
 from prefill_decode.scheduling.kv_blocks import BlockPool, OutOfBlocks
+from prefill_decode.scheduling.scheduled import ScheduledRun, ScheduledStep
 from prefill_decode.scheduling.sequence import SequenceState
 from prefill_decode.scheduling.settings import QueueFull, SchedulerSettings
 from prefill_decode.step import Chunk
 
 
-@dataclass(slots=True)
-class ScheduledStep:
-    """Chunks in the order in which they run: decodes before prompts.
-
-    `copies` are blocks, from and to, to be copied in this order before the step runs. `samples`
-    says who gets a token: the place of the chunk among those that sample, and the sequence; the
-    forks of a prompt follow it with the same place.
-    """
-
-    chunks: list[tuple[SequenceState, Chunk]] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    preempted: list[SequenceState] = field(default_factory=list)
-    samples: list[tuple[int, SequenceState]] = field(default_factory=list)
-
-    @property
-    def tokens(self) -> int:
-        return sum(chunk.new_tokens for _, chunk in self.chunks)
-
-
 class Scheduler:
-    """Call `add` when a request arrives, then `next_step` and `complete` in turns; all else after
-    `complete` and before `next_step`, never while a step runs."""
+    """Call `add` when a request arrives, then `next_step` and `complete` in turns, or `next_run`
+    and `complete_run`; all else between two of these pairs, never while a step runs.
+
+    After runs, `settle` before you read what a sequence has in the cache."""
 
     def __init__(self, pool: BlockPool, settings: SchedulerSettings | None = None) -> None:
         self.pool = pool
@@ -75,6 +63,10 @@ class Scheduler:
         self.num_reused_tokens = 0
         self._places = 0  # taken by running and reserved sequences and by forks that will be
         self._batch_open, self._batch_places = True, 0  # of the static policy
+        self._admitted = 0
+        self._no_prompts = ScheduledStep()  # of all runs in which nobody waits or reads
+        self._decoders: Decoders | None = None  # those that decode, while runs are asked for
+        self._under_way: list[SequenceState] = []  # then: the others that run, in their order
 
     @property
     def has_work(self) -> bool:
@@ -95,7 +87,9 @@ class Scheduler:
         OutOfBlocks or QueueFull, with nothing changed, if there is no room for it now."""
         check_cached(sequence, cached_tokens, self.settings)
         self._give_blocks(sequence, cached_tokens)
-        self.running.append(sequence)
+        self._append(sequence)
+        if self._decoders is not None:
+            self._sort_in(self._decoders, sequence)
 
     def reserve(self, sequence: SequenceState) -> None:
         """Give blocks to a sequence for all that it knows, which is computed elsewhere. The caller
@@ -122,8 +116,10 @@ class Scheduler:
             )
         sequence.append(token_id)
         self.reserved.remove(sequence)
-        self.running.append(sequence)
+        self._append(sequence)
         self._publish(sequence)
+        if self._decoders is not None:
+            self._sort_in(self._decoders, sequence)
 
     def release(self, sequence: SequenceState) -> None:
         """Take back the blocks that a sequence holds beyond its end."""
@@ -142,6 +138,7 @@ class Scheduler:
         """Forget a sequence, whatever it does; its blocks return at once. Unknown ones are fine.
 
         The forks of a prompt that is cancelled before they were made go on in its place."""
+        self.settle()
         for family in [*self.waiting, *self.running]:
             if sequence in family.forks:
                 family.forks.remove(sequence)
@@ -163,25 +160,24 @@ class Scheduler:
     def next_step(self) -> ScheduledStep | None:
         """What runs next. None when nothing waits or runs, or when the blocks that are needed are
         reserved or held."""
+        self.settle()
         step = ScheduledStep()
         if not self.running:
             self._batch_open, self._batch_places = True, 0
-        if self.settings.policy in ("chunked", "decode_first"):
+        if self.settings.decodes_first:
             self._add_decodes(step)
-            self._add_prompts(step)
+            decoding = {id(sequence) for sequence, _ in step.chunks}
+            under_way = [sequence for sequence in self.running if id(sequence) not in decoding]
+            self._add_prompts(step, under_way, len(decoding))
         else:
-            self._add_prompts(step)
+            self._add_prompts(step, (), 0)
             if not step.chunks:
                 self._add_decodes(step)
                 self._batch_open = not step.chunks
         if not step.chunks:
-            outside = self.reserved or self.held
-            assert outside or not self.has_work, "sequences wait or run and none of them can"
+            self._check_idle()
             return None
-        for sequence, chunk in step.chunks:
-            if chunk.samples_token:
-                place = step.samples[-1][0] + 1 if step.samples else 0
-                step.samples += [(place, sampled) for sampled in (sequence, *sequence.forks)]
+        step.note_samples()
         return step
 
     def complete(
@@ -210,6 +206,126 @@ class Scheduler:
         ended = [sequence for _, sequence in step.samples if sequence.finish_reason]
         self.held += [sequence for sequence in ended if sequence.hold]
         self._end(ended)
+        return ended
+
+    def next_run(self, most_steps: int) -> ScheduledRun | None:
+        """What runs next, for as many steps, up to `most_steps`, as it stays the same; None as in
+        `next_step`. Of sequences without forks whose token ids are not known."""
+        decoders = self._gathered()
+        if not self.running:
+            self._batch_open, self._batch_places = True, 0
+        step = ScheduledStep() if self.waiting or self._under_way else self._no_prompts
+        decodes, first = decoders.count, self.settings.decodes_first
+        if decodes and first:
+            if not decoders.take_until(decoders.turn + 1):
+                return self._run_of_one_step()
+            self._add_prompts(step, self._under_way, decodes)
+        else:
+            self._add_prompts(step, self._under_way, 0)
+            if not first and step.chunks:
+                decodes = 0
+            elif not first and decodes:
+                if not decoders.take_until(decoders.turn + 1):
+                    return self._run_of_one_step()
+                self._batch_open = False
+        if not step.chunks and not decodes:
+            self._check_idle()
+            return None
+        if step.chunks:
+            step.note_samples()
+            steps = 1
+        else:
+            steps = self._steps_alike(decoders, most_steps)
+        return ScheduledRun(step, steps, decodes, decoders.context_tokens if decodes else 0)
+
+    def pass_steps(self, run: ScheduledRun, steps: int) -> None:
+        """So many steps of a run, but not its last one, are over and the next has begun: what was
+        published and forgotten until then shows in the pool."""
+        assert 0 < steps < run.steps
+        assert self._decoders is not None, "such a run has a single step"
+        self._decoders.advance(steps)
+        self._decoders.take_until(self._decoders.turn + 1)
+        run.steps -= steps
+
+    def complete_run(self, run: ScheduledRun, steps: int) -> list[SequenceState]:
+        """The first `steps` steps of a run, at least one, are over. Who ended, as `complete`."""
+        assert 0 < steps <= run.steps
+        decoders = self._decoders
+        if decoders is None:
+            return self.complete(run.step)
+        ended = decoders.advance(steps) if run.decodes else []
+        for sequence in ended:
+            sequence.finish_reason = "length"
+        if run.step.chunks:
+            ended += self._complete_prompts(decoders, run.step)
+        self.held += [sequence for sequence in ended if sequence.hold]
+        self._end(ended)
+        return ended
+
+    def _check_idle(self) -> None:
+        outside = self.reserved or self.held
+        assert outside or not self.has_work, "sequences wait or run and none of them can"
+
+    def settle(self) -> None:
+        """Write the counts of all sequences that decode to where they are read."""
+        if self._decoders is not None:
+            self._decoders.part()
+            self._decoders = None
+            self._under_way = []
+
+    def _gathered(self) -> Decoders:
+        if self._decoders is None:
+            self._decoders = Decoders(self.pool)
+            for sequence in self.running:
+                self._sort_in(self._decoders, sequence)
+        return self._decoders
+
+    def _sort_in(self, decoders: Decoders, sequence: SequenceState) -> None:
+        assert sequence.token_ids is None, "runs are of lengths alone"
+        assert not sequence.forks, "forks come one step after another"
+        if sequence.tokens_to_run == 1:
+            decoders.join(sequence, sequence.place)
+        else:
+            self._under_way.append(sequence)
+
+    def _run_of_one_step(self) -> ScheduledRun | None:
+        step = self.next_step()
+        return None if step is None else ScheduledRun(step, by_sequence=True)
+
+    def _steps_alike(self, decoders: Decoders, most_steps: int) -> int:
+        """Until a sequence ends, blocks run out or one that waits may find its first tokens."""
+        steps = min(most_steps, decoders.turns_to_end())
+        fill = decoders.turns_to_fill() if self.waiting else None
+        if fill is not None:
+            steps = min(steps, fill)
+        free, turn = self.pool.num_free, decoders.turn
+        at_most = (steps // self.pool.block_tokens + 1) * decoders.count
+        if at_most > free and decoders.blocks_until(turn + steps) > free:
+            turns = range(turn + 1, turn + steps + 1)
+            steps = bisect_right(turns, free, key=decoders.blocks_until)
+        return steps
+
+    def _complete_prompts(self, decoders: Decoders, step: ScheduledStep) -> list[SequenceState]:
+        ended = []
+        known = set(map(id, self._under_way))
+        for sequence, chunk in step.chunks:
+            sequence.cached_tokens += chunk.new_tokens
+            self._publish(sequence)
+            if chunk.samples_token:
+                sequence.output_tokens += 1
+                if sequence.output_tokens >= sequence.most_output_tokens:
+                    sequence.finish_reason = "length"
+                    ended.append(sequence)
+        for sequence, _ in step.chunks:
+            if sequence.finish_reason is None and sequence.tokens_to_run == 1:
+                decoders.join(sequence, sequence.place)
+            elif sequence.finish_reason is None and id(sequence) not in known:
+                self._under_way.append(sequence)
+        self._under_way = [
+            sequence
+            for sequence in self._under_way
+            if sequence.finish_reason is None and sequence.tokens_to_run > 1
+        ]
         return ended
 
     def _add_decodes(self, step: ScheduledStep) -> None:
@@ -251,12 +367,13 @@ class Scheduler:
         self.waiting.appendleft(sequence)
         step.preempted.append(sequence)
 
-    def _add_prompts(self, step: ScheduledStep) -> None:
+    def _add_prompts(
+        self, step: ScheduledStep, under_way: Iterable[SequenceState], decodes: int
+    ) -> None:
         """Prompts that are under way, then those that wait, as far as the budget reaches."""
-        left = self.settings.most_tokens_per_step - len(step.chunks)
-        decoding = {id(sequence) for sequence, _ in step.chunks}
-        for sequence in self.running:
-            if left and self.settings.cuts_prompts and id(sequence) not in decoding:
+        left = self.settings.most_tokens_per_step - decodes
+        for sequence in under_way:
+            if left and self.settings.cuts_prompts:
                 left -= self._add_chunk(step, sequence, left)
         if step.preempted or (self.settings.policy == "static" and not self._batch_open):
             return  # who has just lost its blocks must not take them back in the same step
@@ -287,7 +404,7 @@ class Scheduler:
             pool.release(shared)
             return False
         self.waiting.popleft()
-        self.running.append(sequence)
+        self._append(sequence)
         self._places += places
         self._batch_places += places
         sequence.blocks = shared + pool.allocate(fresh)
@@ -297,6 +414,11 @@ class Scheduler:
             sequence.reused_tokens = reused_tokens
             self.num_reused_tokens += reused_tokens
         return True
+
+    def _append(self, sequence: SequenceState) -> None:
+        self._admitted += 1
+        sequence.place = self._admitted
+        self.running.append(sequence)
 
     def _publish(self, sequence: SequenceState) -> None:
         if not self.pool.reuse:

@@ -33,12 +33,13 @@ class SequenceState:
     published_blocks: int = 0
     reused_tokens: int = 0  # found in the cache when it was first admitted
     preemptions: int = 0
+    place: int = 0  # among all that were ever admitted
     finish_reason: FinishReason | None = None
     hold: bool = False
 
     def __post_init__(self) -> None:
-        counts = (self.prompt_tokens, self.most_output_tokens)
-        if not all(isinstance(count, int) and count >= 1 for count in counts):
+        prompt, output = self.prompt_tokens, self.most_output_tokens
+        if not (isinstance(prompt, int) and isinstance(output, int) and min(prompt, output) >= 1):
             raise ValueError(
                 "a sequence needs at least one prompt token and one output token; got "
                 f"prompt_tokens={self.prompt_tokens} and "

@@ -36,3 +36,7 @@ class SchedulerSettings:
     @property
     def cuts_prompts(self) -> bool:
         return self.policy == "chunked"
+
+    @property
+    def decodes_first(self) -> bool:
+        return self.policy in ("chunked", "decode_first")
