@@ -7,10 +7,13 @@ from statistics import fmean, stdev
 import pytest
 
 from prefill_decode.workload import (
+    SERVICES,
+    Conversations,
     constant_arrivals,
     fixed_lengths,
     gamma_arrivals,
     make_requests,
+    percentile_lengths,
     poisson_arrivals,
     uniform_lengths,
 )
@@ -100,3 +103,38 @@ def test_other_impossible_workloads_are_refused():
     for least, most in [(0, 5), (6, 5), (1, 2**40)]:
         with pytest.raises(ValueError, match="lengths lie between"):
             uniform_lengths(least, most, 1, 0, "prompts")
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_lengths_of_a_service_have_its_percentiles(service):
+    published = SERVICES[service]
+    for percentiles in (published.prompt_tokens, published.output_tokens):
+        found = sorted(percentile_lengths(percentiles, N, 1, "lengths"))
+        assert found[0] >= percentiles[0]
+        assert found[-1] <= percentiles[1]
+        for share in (0.1, 0.25, 0.5, 0.75, 0.9):
+            below = sum(tokens <= percentiles[share] for tokens in found) / N
+            strictly_below = sum(tokens < percentiles[share] for tokens in found) / N
+            assert strictly_below - 0.02 <= share <= below + 0.02
+
+
+def test_percentiles_that_do_not_rise_or_do_not_end_are_refused():
+    for wrong in ({0: 1}, {0: 5, 1: 3}, {0: 0, 1: 3}, {0.1: 1, 1: 3}, {0: 1, 0.9: 3}):
+        with pytest.raises(ValueError, match="rise from share 0"):
+            percentile_lengths(wrong, 1, 0, "x")
+
+
+def test_conversations_ask_with_all_that_was_said_before():
+    people = Conversations(50, 2.0, turns=3, system_prompts=2)
+    found = people.requests(1)
+    assert found == people.requests(1) != people.requests(2)
+    assert [r.arrival_s for r in found] == sorted(r.arrival_s for r in found)
+    assert {request.pieces[0] for request in found} == {(-1, 512), (-2, 512)}
+    by_turn = {int(request.request_id): request for request in found}
+    for turn, request in by_turn.items():
+        assert sum(tokens for _, tokens in request.pieces) == request.prompt_tokens
+        if turn % 3:
+            before = by_turn[turn - 1]
+            said = (*before.pieces, (before.answer, before.output_tokens))
+            assert request.pieces[:-1] == said
+            assert request.arrival_s > before.arrival_s

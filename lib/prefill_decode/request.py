@@ -15,6 +15,10 @@ class Request:
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
+    # What the prompt begins with, as (text, tokens): requests whose first texts are the same
+    # numbers begin alike. The rest of the prompt is this request's alone.
+    pieces: tuple[tuple[int, int], ...] = ()
+    answer: int | None = None  # the number of its answer's text, where later prompts hold it
 
     def __post_init__(self) -> None:
         counts = (self.prompt_tokens, self.output_tokens)
@@ -22,8 +26,23 @@ class Request:
             raise ValueError(
                 f"a request needs at least one prompt token and one output token; got {self}"
             )
+        if self.pieces or self.answer is not None:
+            self._check_pieces()
         if not isfinite(self.arrival_s):
             raise ValueError(f"a request arrives at a finite time; got {self}")
+
+    def _check_pieces(self) -> None:
+        told = sum(tokens for _, tokens in self.pieces)
+        if told > self.prompt_tokens or any(tokens < 1 for _, tokens in self.pieces):
+            raise ValueError(
+                "the pieces of a prompt have a token or more each and together no more than it; "
+                f"got {self}"
+            )
+        if self.answer is not None and told < self.prompt_tokens:
+            raise ValueError(
+                f"an answer has a number where its whole prompt has pieces; got {told} of "
+                f"{self.prompt_tokens} tokens of request {self.request_id!r}"
+            )
 
 
 @dataclass(frozen=True)
