@@ -30,7 +30,7 @@ LAYERS = [  # lowest first; a part may import from lower layers and from itself
     },
     {"kernels", "other_load"},
     {"products"},
-    {"engine", "measure", "kv_transfer"},
+    {"engine", "measure", "simulator", "kv_transfer"},
     {"results"},
     {"endpoint", "disaggregated"},
     {"paired", "gate"},

@@ -1,0 +1,91 @@
+"""A price in closed form is the roofline's, at the shares of a calibration; and a calibration
+survives the disk."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from prefill_decode import hf_config
+from prefill_decode.hardware import Hardware
+from prefill_decode.roofline import step_work
+from prefill_decode.simulator import Calibration, Prices, read_calibration, write_calibration
+from prefill_decode.step import Chunk
+from tests.simulator.random_fleets import MODELS
+
+CHIP = Hardware("chip", "bfloat16", 3e12, 1e11, "by hand")
+ENGINE = Calibration(0.7, 0.8, 0.4, 0.6, 1e-3, 1e-5, "by hand")
+SHIPPED = [hf_config.get(name) for name in ("llama-3.1-8b", "deepseek-v3", "mixtral-8x7b")]
+
+
+@pytest.mark.parametrize("model", [*MODELS, *SHIPPED], ids=lambda model: model.name)
+def test_a_step_costs_what_its_operations_do(model):
+    dice = random.Random(1)
+    prices = Prices(model, CHIP, ENGINE)
+    for _ in range(60):
+        chunks = [
+            Chunk(dice.choice([1, 1, 7, 300]), dice.choice([0, 1, 50, 4000]), dice.random() < 0.7)
+            for _ in range(dice.randint(1, 5))
+        ]
+        contexts = [dice.randint(1, 5000) for _ in range(dice.randint(0, 40))]
+        decodes = [Chunk(1, context) for context in contexts]
+        told = prices.step_s([(None, chunk) for chunk in chunks], len(decodes), sum(contexts))
+        assert told == pytest.approx(prices.step_s_by_roofline([*decodes, *chunks]), rel=1e-10)
+
+
+@pytest.mark.parametrize("model", [*MODELS, *SHIPPED], ids=lambda model: model.name)
+def test_a_run_of_decodes_costs_the_sum_of_its_steps(model):
+    prices = Prices(model, CHIP, ENGINE)
+    contexts = [3, 900, 17, 17, 1]
+    first_s, growth_s = prices.decodes(5, sum(contexts))
+    for step in range(6):
+        chunks = [Chunk(1, context + step) for context in contexts]
+        expected_s = prices.step_s_by_roofline(chunks)
+        assert first_s + step * growth_s == pytest.approx(expected_s, rel=1e-10)
+
+
+def test_the_roofline_is_the_price_of_an_engine_that_wastes_nothing():
+    model = SHIPPED[0]
+    step = [Chunk(1, 700), Chunk(512, 0)]
+    prices = Prices(model, CHIP, Calibration())
+    least_s = step_work(model, step).least_time_s(CHIP)
+    assert prices.step_s([(None, chunk) for chunk in step]) == pytest.approx(least_s, rel=1e-12)
+
+
+def test_a_model_with_windows_is_refused():
+    with pytest.raises(ValueError, match="layers with a window"):
+        Prices(hf_config.get("gpt-oss-20b"), CHIP, ENGINE)
+
+
+def test_a_calibration_comes_back_from_disk(tmp_path):
+    path = tmp_path / "engine.json"
+    write_calibration(path, ENGINE)
+    assert read_calibration(path) == ENGINE
+
+
+def test_what_is_no_calibration_is_refused_by_its_file_and_rule(tmp_path):
+    path = tmp_path / "engine.json"
+    write_calibration(path, ENGINE)
+    good = json.loads(path.read_text())
+    wrong = [
+        ("[]", "JSON object of version 1"),
+        ("{", "engine.json"),
+        (json.dumps({**good, "version": 2}), "version 1"),
+        (json.dumps({**good, "step": 1}), "unknown"),
+        (json.dumps({k: v for k, v in good.items() if k != "step_s"}), "missing"),
+        (json.dumps({**good, "step_s": -1}), "0 or more"),
+        (json.dumps({**good, "step_s": True}), "0 or more"),
+        (json.dumps({**good, "product_compute_share": 1.1}), "at most 1"),
+        (json.dumps({**good, "source": 3}), "source is a text"),
+    ]
+    for text, why in wrong:
+        path.write_text(text)
+        with pytest.raises(ValueError, match=why):
+            read_calibration(path)
+
+
+def test_no_share_beyond_a_ceiling_and_no_time_before_zero():
+    for wrong in ({"attention_compute_share": 0}, {"sequence_s": float("nan")}):
+        with pytest.raises(ValueError, match=r"attention_compute_share|sequence_s"):
+            replace(ENGINE, **wrong)
