@@ -6,12 +6,12 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from itertools import islice
 from math import inf, isfinite
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from prefill_decode.cli.loads import draw_arrivals, objectives_of, traced_requests
 from prefill_decode.cli.shared import (
     FINDING,
     FINE,
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from prefill_decode.endpoint.bench import Bench, Plan
     from prefill_decode.endpoint.load import Progress
     from prefill_decode.event_stream import StreamResult
-    from prefill_decode.request import Request
-    from prefill_decode.serving_metrics import Objectives
 
 STDIN = "-"
 REQUESTS = 100  # where neither their number nor a duration is given
@@ -100,7 +98,7 @@ def bench(options: argparse.Namespace) -> int:
     from prefill_decode.endpoint.bench import run_bench
     from prefill_decode.endpoint.bench_report import report, table
 
-    objectives = _objectives(options)
+    objectives = objectives_of(options)
     plan = _plan(options)
     _check_out(options.out)
     progress = ProgressLine(sys.stderr)
@@ -154,15 +152,6 @@ class ProgressLine:
             self._file.write("\n")
 
 
-def _objectives(options: argparse.Namespace) -> "Objectives":
-    from prefill_decode.certify import parse_duration
-    from prefill_decode.serving_metrics import Objectives
-
-    given = {"ttft_s": options.ttft, "tpot_s": options.tpot, "stall_s": options.stall}
-    asked = {name: text for name, text in given.items() if text is not None}
-    return Objectives(**{name: parse_duration(text) for name, text in asked.items()})
-
-
 def _plan(options: argparse.Namespace) -> "Plan":
     from prefill_decode.endpoint.bench import Plan
 
@@ -197,7 +186,7 @@ def _load(options: argparse.Namespace) -> dict[str, Any]:
     from prefill_decode.workload import fixed_lengths, make_requests
 
     if options.trace is not None:
-        requests, trace = _traced(options)
+        requests, trace = traced_requests(options)
         return {
             "requests": requests,
             "num_requests": len(requests),
@@ -217,7 +206,7 @@ def _load(options: argparse.Namespace) -> dict[str, Any]:
             "duration_s": options.duration or inf,
         }
     burstiness = 1.0 if options.burstiness is None else options.burstiness
-    arrivals_s = _arrivals_s(options.rate, number or _enough(options), burstiness, options.seed)
+    arrivals_s = draw_arrivals(options.rate, number or _enough(options), burstiness, options.seed)
     arrivals_s = [s for s in arrivals_s if s < (options.duration or inf)]
     if not arrivals_s:
         raise ValueError(
@@ -235,16 +224,6 @@ def _load(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _arrivals_s(rate_per_s: float, number: int, burstiness: float, seed: int) -> list[float]:
-    from prefill_decode.workload import constant_arrivals, gamma_arrivals, poisson_arrivals
-
-    if burstiness == 0:
-        return constant_arrivals(rate_per_s, number)
-    if burstiness == 1:
-        return poisson_arrivals(rate_per_s, number, seed)
-    return gamma_arrivals(rate_per_s, number, burstiness, seed)
-
-
 def _enough(options: argparse.Namespace) -> int:
     """So many arrivals that their last one comes after the duration."""
     expected = options.rate * options.duration
@@ -254,21 +233,6 @@ def _enough(options: argparse.Namespace) -> int:
         )
     spread = max(1.0, options.burstiness or 0.0)
     return int(expected + 10 * spread * expected**0.5 + 20 * spread**2)
-
-
-def _traced(options: argparse.Namespace) -> tuple[list["Request"], dict[str, Any]]:
-    """The requests of a trace, the first at 0 s, and what became of its rows."""
-    from prefill_decode.trace import read_trace, spread_arrivals, summary
-
-    found = read_trace(options.trace, options.max_model_len)
-    complain(f"{options.trace}: {summary(found)}")
-    if options.spread:
-        found = spread_arrivals(found, options.seed)
-    every = found.requests()
-    start_s = every[0].arrival_s
-    shifted = [replace(each, arrival_s=each.arrival_s - start_s) for each in every]
-    kept = [each for each in shifted if each.arrival_s < (options.duration or inf)]
-    return kept[: options.requests], found.as_dict()
 
 
 def _check_out(path: Path | None) -> None:

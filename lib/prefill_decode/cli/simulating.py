@@ -1,0 +1,218 @@
+"""Simulating: the verb that asks what a fleet would do."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from prefill_decode.cli import values
+from prefill_decode.cli.loads import draw_arrivals, objectives_of, traced_requests
+from prefill_decode.cli.shared import FINDING, FINE, complain, print_json, print_last
+from prefill_decode.units import format_bytes, format_seconds, format_significant
+
+if TYPE_CHECKING:
+    from prefill_decode.request import Request
+    from prefill_decode.serving_metrics import Summary
+    from prefill_decode.simulator import Fleet, Outcome
+    from prefill_decode.statistics import Percentile
+
+REQUESTS = 1000  # where their number is not given
+FLAGS = ("model", "accelerator", "instances", "devices", "policy", "most_tokens_per_step")
+LATENCIES = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("stall", "stall_s"))
+
+
+def simulate(options: argparse.Namespace) -> int:
+    """What a fleet would do with requests: predicted latencies, goodput and use."""
+    from prefill_decode.simulator import simulate as play
+
+    objectives = objectives_of(options)
+    fleet = _fleet(options)
+    requests, trace = _requests(options)
+    shown = Shown(sys.stderr, len(requests))
+    try:
+        outcome = play(fleet, requests, progress=shown)
+    finally:
+        shown.end()
+    if len(outcome.failures) == len(requests):
+        complain(f"no request fits the fleet: {outcome.failures[0]}")
+        return FINDING
+    summary = outcome.summary(objectives)
+    if options.json:
+        print_json({**_report(outcome), "summary": summary.as_dict(), "trace": trace})
+    else:
+        print_last("\n".join(_lines(outcome, summary)))
+    return FINE
+
+
+class Shown:
+    """How many requests have arrived: on a terminal a line that renews itself, else nothing."""
+
+    def __init__(self, file: IO[str], total: int) -> None:
+        self._file, self._total, self._any = file, total, False
+
+    def __call__(self, arrived: int) -> None:
+        if self._file.isatty():
+            self._any = True
+            self._file.write(f"\r{arrived} of {self._total} requests")
+            self._file.flush()
+
+    def end(self) -> None:
+        if self._any:
+            self._file.write("\n")
+
+
+def _fleet(options: argparse.Namespace) -> "Fleet":
+    from prefill_decode.simulator import fleet_of, read_fleet
+
+    given = {name: getattr(options, name) for name in FLAGS if getattr(options, name) is not None}
+    if options.fleet is not None:
+        if given or options.calibration is not None:
+            raise ValueError(
+                "a fleet comes from a file or from flags, not from both; got --fleet and "
+                f"{', '.join('--' + name.replace('_', '-') for name in given) or '--calibration'}"
+            )
+        return read_fleet(options.fleet)
+    if options.model is None or options.accelerator is None:
+        raise ValueError("give --fleet FILE, or --model and --accelerator")
+    if options.calibration is not None:
+        given["calibration"] = str(options.calibration)
+    return fleet_of({"pool": [{"name": "fleet", **given}]}, Path())
+
+
+def _requests(options: argparse.Namespace) -> tuple[Sequence["Request"], dict[str, Any] | None]:
+    """The requests, and what became of a trace's rows."""
+    if options.trace is not None:
+        return traced_requests(options)
+    if options.spread or options.max_model_len is not None or options.duration is not None:
+        raise ValueError("--spread, --max-model-len and --duration are for --trace, not given")
+    if options.rate is None:
+        raise ValueError("give --trace FILE, or --rate R for synthetic requests")
+    return _synthetic(options), None
+
+
+def _synthetic(options: argparse.Namespace) -> list["Request"]:
+    from prefill_decode.workload import (
+        SERVICES,
+        fixed_lengths,
+        make_requests,
+        percentile_lengths,
+    )
+
+    number, seed = options.requests or REQUESTS, options.seed
+    like = SERVICES.get(options.like)
+    cv = options.burstiness
+    if cv is None:
+        cv = 1.0 if like is None else like.cv
+    arrivals_s = draw_arrivals(options.rate, number, cv, seed)
+    if like is None:
+        prompts = fixed_lengths(options.prompt_tokens, number)
+        outputs = fixed_lengths(options.output_tokens, number)
+    else:
+        prompts = percentile_lengths(like.prompt_tokens, number, seed, "prompt lengths")
+        outputs = percentile_lengths(like.output_tokens, number, seed, "output lengths")
+    return make_requests(arrivals_s, prompts, outputs)
+
+
+def _report(outcome: "Outcome") -> dict[str, Any]:
+    return {
+        "calibrations": {p.name: p.calibration.source for p in outcome.fleet.pools},
+        "num_devices": outcome.fleet.num_devices,
+        "duration_s": outcome.duration_s,
+        "output_tokens": int(outcome.tokens.sum()),
+        "output_tokens_per_s": outcome.tokens.sum() / outcome.duration_s,
+        "preemptions": outcome.num_preemptions,
+        "reused_tokens": outcome.num_reused_tokens,
+        "moved_bytes": outcome.moved_bytes,
+        "instances": [vars(use) for use in outcome.uses],
+        "failures": _counted(outcome.failures.values()),
+    }
+
+
+def _counted(messages: Any) -> list[dict[str, Any]]:
+    from collections import Counter
+
+    return [{"message": m, "count": n} for m, n in Counter(messages).most_common()]
+
+
+def _lines(outcome: "Outcome", summary: "Summary") -> list[str]:
+    rate = format_significant(float(outcome.tokens.sum()) / outcome.duration_s)
+    lines = [
+        f"predicted, not measured; {_sources(outcome)}",
+        f"{summary.num_requests} requests in {format_seconds(outcome.duration_s)} on "
+        f"{outcome.fleet.num_devices} devices: {rate} output tokens/s, "
+        f"{summary.num_failed} refused",
+    ]
+    for name, field in LATENCIES:
+        percentiles: tuple[Percentile, ...] = getattr(summary, field)
+        lines += [f"{name:6}{each.text(format_seconds)}" for each in percentiles]
+    good = summary.share_good
+    lines.append(
+        f"goodput {format_significant(summary.goodput_per_s)} requests/s, "
+        f"{good.count} of {good.of} within the objectives"
+    )
+    lines += _use_lines(outcome)
+    for failure in _counted(outcome.failures.values())[:3]:
+        lines.append(f"refused {failure['count']} times: {failure['message']}")
+    return lines
+
+
+def _sources(outcome: "Outcome") -> str:
+    told = dict.fromkeys(pool.calibration.source for pool in outcome.fleet.pools)
+    return f"step times from {', '.join(told)}"
+
+
+def _use_lines(outcome: "Outcome") -> list[str]:
+    lines = []
+    for pool in outcome.fleet.pools:
+        uses = [use for use in outcome.uses if use.pool == pool.name]
+        shares = [use.busy_share for use in uses]
+        lines.append(
+            f"{pool.name}: {len(uses)} x {pool.hardware.name}, busy {min(shares):.0%} to "
+            f"{max(shares):.0%} of the time, {sum(use.preemptions for use in uses)} preemptions, "
+            f"{sum(use.reused_tokens for use in uses)} prompt tokens found in caches"
+        )
+    if outcome.moved_bytes:
+        lines.append(f"caches moved: {format_bytes(outcome.moved_bytes)}")
+    return lines
+
+
+def add_simulate(added: argparse.ArgumentParser) -> None:
+    from prefill_decode.workload import SERVICES
+
+    added.add_argument("--fleet", type=Path, metavar="FILE", help="a fleet in TOML; or these:")
+    added.add_argument("--model", metavar="CONFIG|NAME")
+    added.add_argument("--accelerator", metavar="NAME")
+    added.add_argument("--instances", type=values.positive_count, metavar="N", help="(1)")
+    added.add_argument(
+        "--devices", type=values.positive_count, metavar="N", help="of each instance (1)"
+    )
+    added.add_argument("--policy", metavar="NAME", help="of the scheduler (chunked)")
+    added.add_argument(
+        "--most-tokens-per-step", type=values.positive_count, metavar="N", help="(512)"
+    )
+    added.add_argument(
+        "--calibration", type=Path, metavar="FILE", help="shares of the roofline (all of it)"
+    )
+    load = added.add_mutually_exclusive_group()
+    load.add_argument("--trace", type=Path, metavar="FILE", help="arrivals and lengths, as bench")
+    load.add_argument("--rate", type=values.rate, metavar="R", help="synthetic requests/s")
+    added.add_argument("--spread", action="store_true", help="with --trace: a coarse clock's ticks")
+    added.add_argument("--max-model-len", type=values.positive_count, metavar="N")
+    added.add_argument("--duration", type=values.positive_seconds, metavar="SECONDS")
+    added.add_argument(
+        "--requests", type=values.requests, metavar="N", help=f"at most (synthetic: {REQUESTS})"
+    )
+    added.add_argument(
+        "--burstiness", type=values.burstiness, metavar="CV", help="of synthetic arrivals"
+    )
+    added.add_argument(
+        "--like", choices=list(SERVICES), help="lengths and burstiness of a published service"
+    )
+    added.add_argument("--prompt-tokens", type=values.tokens, default=1024, metavar="P")
+    added.add_argument("--output-tokens", type=values.tokens, default=128, metavar="O")
+    added.add_argument("--seed", type=values.seed, default=0, help="of everything drawn (0)")
+    added.add_argument("--ttft", metavar="TIME", help="objective of goodput, such as 200ms")
+    added.add_argument("--tpot", metavar="TIME", help="likewise")
+    added.add_argument("--stall", metavar="TIME", help="likewise: the largest gap of an answer")
+    added.add_argument("--json", action="store_true")
