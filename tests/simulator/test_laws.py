@@ -24,7 +24,7 @@ from tests.simulator.random_fleets import DENSE, drawn
 
 FREE = Hardware("free", "bfloat16", 1e40, 1e40, "a machine on which only the host takes time")
 STEP_S = 1e-3
-RUNS = 12
+RUNS = 20
 
 
 def queue(places):

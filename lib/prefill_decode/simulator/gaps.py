@@ -4,9 +4,10 @@ Between two turns of an instance lies one gap for everybody who got a token in b
 begins and ends with a run, so each run has one number of answers for the gaps inside it and for
 the gap before it; the first gap of a segment is its own.
 
-Ignores: the differences between the gaps of one run beyond `most_values` of them: a longer run is
-         cut into so many parts and each gap taken for the mean of its part. They grow by one
-         token's attention a step, so this moves a gap by far less than a thousandth.
+Ignores: the differences between the gaps of one run beyond some of them: a longer run is cut into
+         `MOST_PARTS` parts, fewer where there are many runs, and each gap taken for the mean of
+         its part. Gaps grow by the attention to one token a step, so this moves one by far less
+         than a hundredth. No request's largest gap is touched.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ import numpy as np
 
 from prefill_decode.simulator.token_log import Floats, Integers, Timeline, TokenLog
 
-MOST_VALUES = 64
+MOST_PARTS = 64  # of a run
+MOST_VALUES = 300_000  # of a timeline, unless it has more runs
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Gaps:
     stall_s: Floats  # NaN below two tokens
 
 
-def gaps_of(log: TokenLog, most_values: int = MOST_VALUES) -> Gaps:
+def gaps_of(log: TokenLog) -> Gaps:
     """Of all requests of a log."""
     stall_s = np.full(len(log.last_of), nan)
     owner = _owners(log)
@@ -43,8 +45,10 @@ def gaps_of(log: TokenLog, most_values: int = MOST_VALUES) -> Gaps:
             own = runs.first_turn_s - first_s[rows]  # NaN where no token came before
             largest = np.fmax(own, runs.largest_gap_s())
             np.fmax.at(stall_s, owner[rows], largest)
-            values += [own[~np.isnan(own)], *runs.values_s(most_values)]
-            weights += [np.ones(int((~np.isnan(own)).sum()), np.int64), *runs.weights(most_values)]
+            seen = own[~np.isnan(own)]
+            inner_s, inner_weights = runs.inner_gaps()
+            values += [seen, runs.head, inner_s]
+            weights += [np.ones(len(seen), np.int64), runs.stayed, inner_weights]
     between, who = _between_segments(log, owner)
     np.fmax.at(stall_s, who, between)
     values.append(between)
@@ -85,18 +89,15 @@ class _Runs:
         found: Floats = np.fmax(inner[self.begin], rest)
         return found
 
-    def values_s(self, most_values: int) -> list[Floats]:
-        run, low, high = self._parts(most_values)
+    def inner_gaps(self) -> tuple[Floats, Integers]:
+        """Gaps inside runs, part by part: the mean, and how many answers saw one of them."""
+        run, low, high = self._parts(max(1, min(MOST_PARTS, MOST_VALUES // len(self.steps))))
         middle = (low + high - 1) / 2  # of the gaps low to high - 1; gap n is first + n growth
-        return [self.head, self.first[run] + middle * self.growth[run]]
+        return self.first[run] + middle * self.growth[run], (high - low) * self.decodes[run]
 
-    def weights(self, most_values: int) -> list[Integers]:
-        run, low, high = self._parts(most_values)
-        return [self.stayed, (high - low) * self.decodes[run]]
-
-    def _parts(self, most_values: int) -> tuple[Integers, Integers, Integers]:
+    def _parts(self, most_parts: int) -> tuple[Integers, Integers, Integers]:
         """Runs cut into parts: (run, first gap, behind the last gap); gaps count from 1."""
-        parts = np.minimum(self.steps - 1, most_values)
+        parts = np.minimum(self.steps - 1, most_parts)
         run = np.repeat(np.arange(len(parts)), parts)
         number = np.arange(len(run)) - np.repeat(np.cumsum(parts) - parts, parts)
         gaps, of = self.steps[run] - 1, parts[run]
