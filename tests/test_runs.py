@@ -544,7 +544,7 @@ def test_writers_that_are_killed_at_any_moment_lose_nothing(record, nursery, tmp
         assert turns == list(range(len(turns)))
         assert turns[-1] in (now, now - 1)
         last = now
-    assert last > 30
+    assert last > 0, "no writer came to write: there was nothing to lose"
     results.save(turn(record, last + 1), tmp_path)
     assert turns_in(tmp_path) == list(range(last + 2))
 
