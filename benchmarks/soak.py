@@ -30,6 +30,7 @@ from typing import Any
 
 import aiohttp
 import psutil
+import torch
 
 from prefill_decode import hf_config
 from prefill_decode.endpoint.launch import COMMAND, READY
@@ -55,6 +56,7 @@ OPTIONS = ["--dtype", "float64", "--device", "cpu", "--port", "0", "--block-toke
 KINDS = 40  # of requests
 STOPPED_S = (0.5, 25.0)  # some of these are longer than a worker may be silent
 SETTLING_S = 180.0
+TELL_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Oracle:
     """One engine, nothing beside it."""
 
     def __init__(self, folder: Path) -> None:
+        torch.set_num_threads(1)  # of a small model, on a machine with much else to do
         spec = hf_config.find(str(folder), "float64")
         self.engine = build_serving_engine(spec, cache_tokens=16_000)
         self.words = ByteTokenizer(spec.vocab_size)
@@ -111,9 +114,17 @@ class Soak:
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
             asking = [asyncio.create_task(self._ask_on(session)) for _ in range(clients)]
             hurting = asyncio.create_task(self._hurt())
+            telling = asyncio.create_task(self._tell())
             await asyncio.gather(*asking)
             await hurting
             self.left = await self._settled(session)
+            telling.cancel()
+
+    async def _tell(self) -> None:
+        while True:
+            left_s = max(0.0, self.end_s - time.monotonic())
+            print(f"{left_s:5.0f} s left  {dict(self.outcomes)}", file=sys.stderr, flush=True)
+            await asyncio.sleep(TELL_S)
 
     async def _ask_on(self, session: aiohttp.ClientSession) -> None:
         while time.monotonic() < self.end_s:

@@ -39,7 +39,6 @@ from prefill_decode.model_spec import ModelSpec
 from prefill_decode.scheduling import SchedulerSettings
 
 STATE_S = 1.0  # between two words of a worker, whatever it does
-LONGEST_WAIT_S = 10.0  # for something to do
 
 
 @dataclass(frozen=True)
@@ -175,11 +174,12 @@ def _hello(
 
 
 class _Heart:
-    """Says the last state once more every second, from a thread of its own: a step may take longer
-    than a coordinator waits for a word."""
+    """Says the last state once more every second while a step runs, from a thread of its own: a
+    step may take longer than a coordinator waits for a word. All else that takes long is a fault,
+    and is not spoken for."""
 
     def __init__(self, channel: Channel, state: State) -> None:
-        self.state = state
+        self.state, self.in_step = state, False
         self._channel = channel
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heart", daemon=True)
@@ -188,7 +188,8 @@ class _Heart:
     def _beat(self) -> None:
         with contextlib.suppress(TransferError, OSError):  # the loop will find out
             while not self._stopped.wait(STATE_S):
-                say(self._channel, self.state)
+                if self.in_step:
+                    say(self._channel, self.state)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -196,7 +197,7 @@ class _Heart:
 
 
 def _go_round(duty: Duty, channel: Channel, mailbox: Mailbox, heart: _Heart) -> None:
-    said: State | None = None
+    said_s = 0.0
     while not mailbox.stopped:
         for event in mailbox.events():
             event()
@@ -205,14 +206,16 @@ def _go_round(duty: Duty, channel: Channel, mailbox: Mailbox, heart: _Heart) -> 
                 return
             duty.obey(message)
         due_s = duty.expire(time.monotonic())
+        heart.in_step = True
         ran = duty.step()
-        state = duty.state()
-        if ran or state != said:
+        heart.in_step = False
+        now_s, state = time.monotonic(), duty.state()
+        if ran or state != heart.state or now_s >= said_s + STATE_S:
             say(channel, state)
-            said = heart.state = state
+            heart.state, said_s = state, now_s
         if not ran:
-            wait_s = LONGEST_WAIT_S if due_s is None else due_s - time.monotonic()
-            mailbox.wait(channel, min(max(0.0, wait_s), LONGEST_WAIT_S))
+            wake_s = min(said_s + STATE_S, due_s or float("inf"))
+            mailbox.wait(channel, max(0.0, wake_s - now_s))
 
 
 def main() -> int:
