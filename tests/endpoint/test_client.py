@@ -137,7 +137,7 @@ def test_a_request_that_a_new_connection_ended_is_not_sent_again(stub):
 
 def test_every_misbehaviour_of_the_stub_has_its_test():
     fine = {"steady", "several", "no_usage", "pings", "slow", "stops", "short", "flaky", "never"}
-    fine.add("drops")
+    fine |= {"drops", "late"}
     assert set(MODES) == set(FAILURES) | fine
 
 
