@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from processes import EngineError, OtherLoad, Timed
+from processes import EngineError, Timed, load_beside
 from report import Record, Round, read_record, write_between_marks, write_record
 
 from prefill_decode.measure import Kernel, describe_machine, measure_ceilings
@@ -84,7 +84,7 @@ def _one_round(
     dice: random.Random,
 ) -> Round:
     """Takes an engine that fails off `running`."""
-    load = OtherLoad(running)
+    load = load_beside(running)
     matrix, read = ceilings
     times_s: dict[str, float] = {}
     everyone: list[Timed | Kernel] = [*running, matrix, read]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from prefill_decode.other_load import CLOCK_TICK_S, OTHERS_TOLERATED_CORES, allowed_cpus
+from prefill_decode.other_load import OtherLoad
 
 LONGEST_ANSWER_S = 300
 LONGEST_START_S = 600
@@ -106,29 +106,9 @@ class Timed(Protocol):
     def cpu_s(self) -> float: ...
 
 
-class OtherLoad:
-    """Processor time that neither this process nor the engines took since this was made."""
-
-    def __init__(self, adapters: Sequence[Timed]) -> None:
-        self.adapters = adapters
-        self.started_s = time.perf_counter()
-        self.others_s = self._others_s()
-
-    def took_more_than(self, spare_cores: float) -> bool:
-        elapsed_s = time.perf_counter() - self.started_s
-        tolerated_s = (max(0.0, spare_cores) + OTHERS_TOLERATED_CORES) * elapsed_s
-        return self._others_s() - self.others_s > tolerated_s + 2 * CLOCK_TICK_S
-
-    def _others_s(self) -> float:
-        return _busy_s() - time.process_time() - sum(a.cpu_s() for a in self.adapters)
-
-
-def _busy_s() -> float:
-    """Busy seconds of the processors that this process may use."""
-    every = psutil.cpu_times(percpu=True)
-    fields = ("user", "nice", "system", "irq", "softirq", "steal")
-    cpus = [every[cpu] for cpu in allowed_cpus() if cpu < len(every)]
-    return float(sum(getattr(cpu, field, 0.0) for cpu in cpus for field in fields))
+def load_beside(engines: Sequence[Timed]) -> OtherLoad:
+    """Processor time that neither this process nor the engines take from now on."""
+    return OtherLoad(lambda: time.process_time() + sum(engine.cpu_s() for engine in engines))
 
 
 def family_cpu_s(pid: int) -> float:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from prefill_decode import hf_config
+from prefill_decode import hf_config, other_load
 from prefill_decode.measure import Kernel
 from tests.conftest import ROOT
 
@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))  # scripts, not a package
 
 import engines
 import interleaved
-from processes import Adapter, EngineError, OtherLoad
+from processes import Adapter, EngineError, load_beside
 from report import (
     END_MARK,
     START_MARK,
@@ -118,11 +118,13 @@ def test_processor_time_of_an_engine_s_children_is_not_another_s(start):
 
 def test_others_are_those_that_are_neither_this_process_nor_an_engine(monkeypatch):
     busy = iter([10.0, 14.0])
-    monkeypatch.setattr("processes._busy_s", lambda: next(busy))
+    cpus = lambda percpu: [SimpleNamespace(user=next(busy))]  # noqa: E731
+    monkeypatch.setattr("psutil.cpu_times", cpus)
+    monkeypatch.setattr(other_load, "allowed_cpus", lambda: [0])
     monkeypatch.setattr("time.process_time", iter([1.0, 1.5]).__next__)
     monkeypatch.setattr("time.perf_counter", iter([0.0, 2.0, 2.0]).__next__)
     engine = SimpleNamespace(cpu_s=iter([2.0, 5.0]).__next__)
-    load = OtherLoad([engine])
+    load = load_beside([engine])
     assert load.others_s == pytest.approx(10 - 1 - 2)
     # 4 s busy, of which this process 0.5 and the engine 3: others took 0.5 s in 2 s.
     assert load.took_more_than(spare_cores=0.0)

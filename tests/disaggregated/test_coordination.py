@@ -4,7 +4,7 @@ from dataclasses import replace
 from unittest.mock import ANY
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -208,12 +208,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(
-    max_examples=100,
-    stateful_step_count=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+TestAnyOrder.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
 
 
 def test_a_request_goes_through_both_workers_in_so_many_words():

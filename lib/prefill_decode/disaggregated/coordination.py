@@ -249,7 +249,6 @@ class Coordination:
 
     def _start(self, journey: Journey) -> None:
         if journey.decode is not None and journey.continued and journey.prefilled:
-            journey.started = True
             self._send(journey.decode, Start(journey.try_id, journey.token_id))
 
     def _on_offered(self, worker: Worker, offered: Offered, now_s: float) -> None:

@@ -17,7 +17,12 @@ from prefill_decode.disaggregated.crew import of_role
 from prefill_decode.disaggregated.journey import Patience
 from prefill_decode.disaggregated.messages import Hello, Message, Stop
 from prefill_decode.disaggregated.post import Post
-from prefill_decode.engine.answering import FailedAnswer, SampledToken, ServingState
+from prefill_decode.engine.answering import (
+    FailedAnswer,
+    SampledToken,
+    ServingState,
+    check_asked,
+)
 from prefill_decode.engine.sampling import Sampling
 from prefill_decode.kv_transfer import Listener
 
@@ -83,7 +88,7 @@ class Coordinator:
         answers: int = 1,
     ) -> None:
         """As an engine's; of the answers to one prompt the first is read, and then the others."""
-        self._check(prompt_ids, max_output_tokens, answers)
+        check_asked(prompt_ids, max_output_tokens, answers, self.vocab_size, self.capacity_tokens)
         self._coordination.submit(
             request_id,
             prompt_ids,
@@ -220,20 +225,6 @@ class Coordinator:
         for worker_id, message in outbox:
             if worker_id in self._posts:
                 self._posts[worker_id].send(message)
-
-    def _check(self, prompt_ids: Sequence[int], max_output_tokens: int, answers: int) -> None:
-        if not len(prompt_ids) or max_output_tokens < 1 or answers < 1:
-            raise ValueError(
-                "a request has a prompt of at least one token and asks for at least one token of "
-                f"at least one answer; got {len(prompt_ids)}, {max_output_tokens} and {answers}"
-            )
-        if not all(type(token) is int and 0 <= token < self.vocab_size for token in prompt_ids):
-            raise ValueError(f"token ids are whole numbers from 0 to {self.vocab_size - 1}")
-        if len(prompt_ids) + max_output_tokens - 1 > self.capacity_tokens:
-            raise ValueError(
-                f"a sequence may have {self.capacity_tokens} tokens in the cache; got a prompt of "
-                f"{len(prompt_ids)} and {max_output_tokens} output tokens"
-            )
 
     def _check_newcomer(self, hello: Hello) -> None:
         if hello.capacity_tokens < self.capacity_tokens:

@@ -54,7 +54,6 @@ class Journey:
     decode: "Worker | None" = None  # promised, or at work
     offer: Offer | None = None
     continued: bool = False  # the decode worker knows of it
-    started: bool = False  # and has the token that it goes on with
     prefilled: bool = False
     pulled: bool = False
     settled: bool = False  # the decode worker's count of free blocks shows it
@@ -102,4 +101,4 @@ class Journey:
 
     def forget_try(self) -> None:
         self.try_id, self.prefill, self.decode, self.offer = "", None, None, None
-        self.continued = self.started = self.prefilled = self.pulled = self.settled = False
+        self.continued = self.prefilled = self.pulled = self.settled = False

@@ -22,6 +22,7 @@ from prefill_decode.disaggregated.messages import Role
 from prefill_decode.disaggregated.restarts import RestartLimits, Restarts
 from prefill_decode.disaggregated.worker import WorkerOptions, first_line
 from prefill_decode.kv_transfer import Lane
+from prefill_decode.other_load import allowed_cpus
 
 Transfer = Literal["auto", "unix", "tcp", "cma"]
 LANES: dict[Transfer, Lane] = {"auto": "auto", "unix": "stream", "tcp": "stream", "cma": "cma"}
@@ -69,7 +70,7 @@ class Fleet:
 
     @property
     def threads_each(self) -> int:
-        return self.threads or max(1, _processors() // (self.num_prefill + self.num_decode))
+        return self.threads or max(1, len(allowed_cpus()) // (self.num_prefill + self.num_decode))
 
     def names(self) -> list[tuple[Role, str]]:
         counts: list[tuple[Role, int]] = [
@@ -242,10 +243,3 @@ def workers_here(
 
 def _listen(fleet: Fleet, folder: str, name: str) -> str:
     return "tcp:127.0.0.1:0" if fleet.transfer == "tcp" else f"unix:{folder}/{name}"
-
-
-def _processors() -> int:
-    """Those that this process may use."""
-    with suppress(AttributeError):  # only Linux says
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

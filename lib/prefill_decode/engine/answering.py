@@ -63,6 +63,34 @@ class ServingState:
     ailment: str | None = None  # why requests that come now may have to wait for long
 
 
+def check_asked(
+    prompt_ids: Sequence[int],
+    max_output_tokens: int,
+    answers: int,
+    vocab_size: int,
+    capacity_tokens: int,
+) -> None:
+    """ValueError for a request that can never be answered."""
+    if not len(prompt_ids):
+        raise ValueError("a request has a prompt of at least one token; got none")
+    if max_output_tokens < 1 or answers < 1:
+        raise ValueError(
+            "a request asks for at least one token of at least one answer; got "
+            f"max_output_tokens={max_output_tokens} and answers={answers}"
+        )
+    check_ids(prompt_ids, vocab_size)
+    if len(prompt_ids) + max_output_tokens - 1 > capacity_tokens:
+        raise ValueError(
+            f"a sequence may have {capacity_tokens} tokens in the cache; got a prompt of "
+            f"{len(prompt_ids)} and {max_output_tokens} output tokens"
+        )
+
+
+def check_ids(token_ids: Sequence[int], vocab_size: int) -> None:
+    if not all(type(token) is int and 0 <= token < vocab_size for token in token_ids):
+        raise ValueError(f"token ids are whole numbers from 0 to {vocab_size - 1}")
+
+
 class Answering(Protocol):
     """Not safe for several threads, but for `wake`."""
 

@@ -19,7 +19,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from prefill_decode.engine.answering import FailedAnswer, SampledToken, ServingState
+from prefill_decode.engine.answering import (
+    FailedAnswer,
+    SampledToken,
+    ServingState,
+    check_asked,
+    check_ids,
+)
 from prefill_decode.engine.model import OnLayer
 from prefill_decode.engine.paged_engine import PagedEngine, PlacedChunk
 from prefill_decode.engine.sampling import Sampled, Sampling, sample
@@ -145,7 +151,7 @@ class ServingEngine:
         ValueError for a request that is not reserved and for a token that ends its answer."""
         if request_id not in self._reserved:
             raise ValueError(f"a request is started once, when reserved; {request_id!r} is not")
-        self._check_ids([token_id])
+        check_ids([token_id], self.engine.model.vocab_size)
         self.scheduler.start(self._reserved[request_id], token_id)
         del self._reserved[request_id]
 
@@ -310,27 +316,10 @@ class ServingEngine:
     ) -> None:
         if request_id in self._answers or request_id in self._held:
             raise ValueError(f"every request has an id of its own; {request_id!r} is in use")
-        if not len(prompt_ids):
-            raise ValueError("a prompt has at least one token; got none")
-        if max_output_tokens < 1 or answers < 1:
-            raise ValueError(
-                "a request asks for at least one token of at least one answer; got "
-                f"max_output_tokens={max_output_tokens} and answers={answers}"
-            )
-        self._check_ids(prompt_ids)
-        self._check_ids(known_ids)
-        total = len(prompt_ids) + max_output_tokens
-        most = self.engine.capacity_tokens
-        if total - 1 > most:
-            raise ValueError(
-                f"a sequence may have {most} tokens in the cache; got a prompt of "
-                f"{len(prompt_ids)} and {max_output_tokens} output tokens"
-            )
-
-    def _check_ids(self, token_ids: Sequence[int]) -> None:
         vocab_size = self.engine.model.vocab_size
-        if not all(type(token) is int and 0 <= token < vocab_size for token in token_ids):
-            raise ValueError(f"token ids are whole numbers from 0 to {vocab_size - 1}")
+        most = self.engine.capacity_tokens
+        check_asked(prompt_ids, max_output_tokens, answers, vocab_size, most)
+        check_ids(known_ids, vocab_size)
 
 
 def _sequence(
