@@ -325,6 +325,35 @@ def test_what_was_not_offered_is_not_given(tmp_path, kind, blocks, raised, words
 
 
 @pytest.mark.parametrize("kind", [READ, LOOK])
+def test_blocks_with_another_holder_are_not_even_begun_with(tmp_path, kind):
+    with sides(tmp_path) as both, known(both) as channel:
+        asked = both.exporter.offer("x", BLOCKS, layers_ready=LAYERS)
+        both.source.generations[BLOCKS[0]] += 1
+        channel.send_frame(
+            Header(kind, 1), [Request("x", asked.blocks, asked.generations).packed()]
+        )
+        told, body = answered(channel)
+        assert told == FAILED
+        assert b"another holder" in body
+        goes_on(both)
+
+
+def test_a_reader_that_copies_is_told_if_a_block_got_another_holder_meanwhile(tmp_path):
+    with sides(tmp_path) as both, known(both) as channel:
+        asked = both.exporter.offer("x", BLOCKS, layers_ready=LAYERS)
+        channel.send_frame(
+            Header(LOOK, 1), [Request("x", asked.blocks, asked.generations).packed()]
+        )
+        assert answered(channel)[0] == READY
+        both.source.generations[BLOCKS[-1]] += 1
+        channel.send_frame(Header(RELEASE, 1), [b"x"])
+        told, body = answered(channel)
+        assert told == FAILED
+        assert b"another holder" in body
+        goes_on(both)
+
+
+@pytest.mark.parametrize("kind", [READ, LOOK])
 def test_an_id_that_is_not_known_is_expired(tmp_path, kind):
     with sides(tmp_path) as both, known(both) as channel:
         channel.send_frame(Header(kind, 1), [Request("none", (1,), (0,)).packed()])
