@@ -142,7 +142,7 @@ def test_a_worker_that_is_killed_or_stopped_costs_nobody_a_token(coordinator, mo
     for index, prompt in enumerate(PROMPTS):
         asking.submit(f"r{index}", prompt, 120, SAMPLINGS[index % 2], 1 + index % 2)
     asking.until(lambda: len(asking.heard) > 3)
-    os.kill(coordinator.keeper.pids[name], number)
+    os.kill(coordinator.keeper.running[name].pid, number)
     asking.until(lambda: coordinator.state().hand_overs.lost_workers > lost)
     asking.assert_answered()
     there = coordinator.state
@@ -185,7 +185,7 @@ from prefill_decode.disaggregated.launch import Fleet, workers_here
 if __name__ == "__main__":
     fleet = Fleet(1, 1, sys.argv[1], 300, 50, threads=1)
     with workers_here(fleet) as coordinator:
-        print(*coordinator.keeper.pids.values(), flush=True)
+        print(*(worker.pid for worker in coordinator.keeper.running.values()), flush=True)
         time.sleep(1000)
 """
 

@@ -70,7 +70,7 @@ def _check_workers(options: argparse.Namespace) -> None:
     if (options.prefill is None) != (options.decode is None):
         raise ValueError("--prefill and --decode go together: give each a number of workers")
     if options.prefill is None:
-        for name in ("transfer", "worker_threads"):
+        for name in ("transfer", "worker_threads", "cluster"):
             if getattr(options, name) is not None:
                 flag = "--" + name.replace("_", "-")
                 raise ValueError(f"{flag} is for workers: give --prefill and --decode, too")
@@ -82,6 +82,7 @@ def _check_workers(options: argparse.Namespace) -> None:
 
 def _engine_of_workers(options: argparse.Namespace) -> "EngineOf":
     """Prefill and decode in processes of their own."""
+    from prefill_decode.disaggregated.cluster import workers_on_cluster
     from prefill_decode.disaggregated.launch import Fleet, workers_here
 
     @contextmanager
@@ -110,7 +111,12 @@ def _engine_of_workers(options: argparse.Namespace) -> "EngineOf":
             threads=options.worker_threads,
             transfer=options.transfer or "auto",
         )
-        with workers_here(fleet, complain=plan.complain) as coordinator:
+        placed = (
+            workers_here(fleet, complain=plan.complain)
+            if options.cluster is None
+            else workers_on_cluster(fleet, options.cluster, complain=plan.complain)
+        )
+        with placed as coordinator:
             yield coordinator
 
     return engine_of
@@ -229,4 +235,12 @@ def _add_workers(added: argparse.ArgumentParser) -> None:
         type=values.positive_count,
         metavar="K",
         help="of each worker (default: an even share of the processors)",
+    )
+    workers.add_argument(
+        "--cluster",
+        nargs="?",
+        const="auto",
+        metavar="ADDRESS",
+        help="place the workers on the nodes of a Ray cluster, this host's own or the one at "
+        "HOST:PORT (default: all of them here)",
     )

@@ -9,17 +9,17 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from secrets import token_bytes
 from typing import IO, Literal
 
 from prefill_decode.disaggregated.coordinator import Coordinator
 from prefill_decode.disaggregated.journey import Patience
+from prefill_decode.disaggregated.keeping import KeptWorkers
 from prefill_decode.disaggregated.messages import Role
-from prefill_decode.disaggregated.restarts import RestartLimits, Restarts
+from prefill_decode.disaggregated.restarts import RestartLimits
 from prefill_decode.disaggregated.worker import WorkerOptions, first_line
 from prefill_decode.kv_transfer import Lane
 from prefill_decode.other_load import allowed_cpus
@@ -27,7 +27,6 @@ from prefill_decode.other_load import allowed_cpus
 Transfer = Literal["auto", "unix", "tcp", "cma"]
 LANES: dict[Transfer, Lane] = {"auto": "auto", "unix": "stream", "tcp": "stream", "cma": "cma"}
 START_S = 300.0  # large random weights take their time
-STOP_S = 5.0
 MOST_LAST_BYTES = 2000  # of what a worker said last
 COMMAND = (sys.executable, "-m", "prefill_decode.disaggregated.worker")
 KEY_BYTES = 32
@@ -132,6 +131,10 @@ class WorkerProcess:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         return f"ended with {how}{said}"
 
+    def wait(self) -> None:
+        """Until it has ended."""
+        self._process.wait()
+
     def kill(self) -> None:
         self._process.kill()
 
@@ -150,62 +153,6 @@ class WorkerProcess:
                     opened.close()
 
 
-class WorkerProcesses:
-    """The keeper of all workers of a fleet, by name. `pids`: of those that run."""
-
-    def __init__(
-        self,
-        options: Sequence[WorkerOptions],
-        key: bytes,
-        limits: RestartLimits | None = None,
-        command: Sequence[str] = COMMAND,
-    ) -> None:
-        self._options = {option.name: option for option in options}
-        self._key, self._command = key, command
-        now_s = time.monotonic()
-        self._restarts = {n: Restarts(limits or RestartLimits(), now_s) for n in self._options}
-        self._processes = {name: self._start(name) for name in self._options}
-
-    @property
-    def pids(self) -> dict[str, int]:
-        return {name: process.pid for name, process in self._processes.items()}
-
-    def tend(self, now_s: float) -> list[str]:
-        complaints = []
-        for name, process in list(self._processes.items()):
-            if (words := process.last_words()) is not None:
-                complaints.append(f"{name} {words}{self._died(name, now_s)}")
-        for name, restarts in self._restarts.items():
-            if restarts.due_s is not None and now_s >= restarts.due_s:
-                self._processes[name] = self._start(name)
-                restarts.started(now_s)
-        return complaints
-
-    def end(self, name: str) -> None:
-        """It is found dead, and started again, when next looked at."""
-        if name in self._processes:
-            self._processes[name].kill()
-
-    def close(self) -> None:
-        for process in self._processes.values():
-            process.ask_to_end()
-        end_s = time.monotonic() + STOP_S
-        for process in self._processes.values():
-            process.end(max(0.0, end_s - time.monotonic()))
-        self._processes.clear()
-
-    def _start(self, name: str) -> WorkerProcess:
-        return WorkerProcess(self._options[name], self._key, self._command)
-
-    def _died(self, name: str, now_s: float) -> str:
-        self._processes.pop(name).end()
-        restarts = self._restarts[name]
-        restarts.died(now_s)
-        if restarts.due_s is None:
-            return f"; it has died {restarts.in_a_row} times in a row and stays dead"
-        return f"; it starts again in {restarts.due_s - now_s:g} s"
-
-
 @contextmanager
 def workers_here(
     fleet: Fleet,
@@ -219,26 +166,40 @@ def workers_here(
     ValueError, with their last words, for workers that do not start."""
     key = token_bytes(KEY_BYTES)
     with tempfile.TemporaryDirectory(prefix="prefill-decode-") as folder:
-        coordinator = Coordinator(
-            f"unix:{folder}/coordinator",
-            vocab_size=fleet.vocab_size,
-            capacity_tokens=fleet.tokens,
-            key=key,
-            patience=patience,
-            most_sequences=fleet.most_sequences,
-            most_waiting=fleet.most_waiting,
-            complain=complain,
-        )
-        try:
+        address = f"unix:{folder}/coordinator"
+        with coordinator_of(fleet, address, key, patience, complain) as coordinator:
             options = [
                 fleet.options(role, name, coordinator.address, _listen(fleet, folder, name))
                 for role, name in fleet.names()
             ]
-            coordinator.keeper = WorkerProcesses(options, key, limits, command)
+            coordinator.keeper = KeptWorkers(
+                options, lambda option: WorkerProcess(option, key, command), limits
+            )
             coordinator.wait_for(fleet.num_prefill, fleet.num_decode, START_S)
             yield coordinator
-        finally:
-            coordinator.close()
+
+
+@contextmanager
+def coordinator_of(
+    fleet: Fleet,
+    address: str,
+    key: bytes,
+    patience: Patience | None,
+    complain: Callable[[str], None],
+) -> Iterator[Coordinator]:
+    """The one that a fleet's workers dial, closed with the context and its keeper with it."""
+    coordinator = Coordinator(
+        address,
+        vocab_size=fleet.vocab_size,
+        capacity_tokens=fleet.tokens,
+        key=key,
+        patience=patience,
+        most_sequences=fleet.most_sequences,
+        most_waiting=fleet.most_waiting,
+        complain=complain,
+    )
+    with closing(coordinator):
+        yield coordinator
 
 
 def _listen(fleet: Fleet, folder: str, name: str) -> str:
