@@ -36,9 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     machine = describe_machine("cpu")
     try:
-        model = choose_model(
-            options.model, "cpu", machine.last_level_cache_bytes or 0, machine.memory_bytes
-        )
+        model = choose_model(options.model, "cpu", machine.cache_bytes, machine.memory_bytes)
         weights = random_weights(model, "cpu", options.seed)
         rows = [
             _row(name, model, weights, options.block_tokens, machine, options.budget, options.seed)

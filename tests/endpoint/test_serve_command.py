@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -220,3 +221,9 @@ def test_a_port_that_is_taken_is_said_before_anything_is_loaded(capsys):
         port = taken.getsockname()[1]
         assert cli.main(["serve", "--port", str(port), "--model", "nonsense"]) == 2
     assert f"must be an address that is free; got 127.0.0.1, {port}" in capsys.readouterr().err
+
+
+def test_a_slice_of_a_host_with_a_vast_cache_serves_the_model_that_a_chapter_would_take(machine):
+    slice_of_host = replace(machine, cores=2, last_level_cache_bytes=480 * 2**20)
+    plain = find_model(ServeOptions(), machine).spec
+    assert find_model(ServeOptions(), slice_of_host).spec == plain

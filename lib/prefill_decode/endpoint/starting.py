@@ -176,8 +176,7 @@ def read_weights(options: ServeOptions, model: Model, device: str) -> Weights:
 def _shape(options: ServeOptions, machine: Machine) -> ModelSpec:
     name = options.model
     if name == "auto" or name in hf_config.names():
-        cache_bytes = machine.last_level_cache_bytes or 0
-        spec = choose_model(name, machine.device, cache_bytes, machine.memory_bytes)
+        spec = choose_model(name, machine.device, machine.cache_bytes, machine.memory_bytes)
         return spec if options.dtype is None else spec.with_dtype(options.dtype)
     dtype = options.dtype
     if dtype is None and machine.device == "cpu":
