@@ -29,6 +29,10 @@ TINY = ModelSpec(
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--site", metavar="BUILD", help="a built book to look at: none is built")
+
+
 @pytest.fixture
 def root() -> Path:
     return ROOT

@@ -1,7 +1,7 @@
 """The built site, clicked through in a real Chromium, wide and on a phone, light and dark.
 
-The site is built here from real notebooks, with the smallest model and budget: the pages are
-tested, not the numbers on them.
+The pages are tested, not the numbers on them. `--site=_build` takes the book that `make book` has
+built in that folder; else one is built here, with the smallest model and budget.
 """
 
 import json
@@ -22,8 +22,7 @@ from tests.conftest import ROOT
 from tests.install_browser import find_browser
 
 pytestmark = pytest.mark.browser
-BUILD = ROOT / "_build" / "site-for-tests" / "build"
-RESULTS = ROOT / "_build" / "site-for-tests" / "results"
+OWN = ROOT / "_build" / "site-for-tests"
 CHAPTERS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 PAGES = [
     "book/index.html",
@@ -46,34 +45,31 @@ class QuietHandler(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="session")
-def site():
-    """The address of the built site, served on loopback."""
+def built(pytestconfig):
+    """The folder of the built book, and that of the records that it shows."""
+    given = pytestconfig.getoption("--site")
+    if given is not None:
+        build = (ROOT / given).resolve()
+        assert (build / "html" / "index.html").is_file(), f"no book was built in {build}"
+        return build, ROOT / "book" / "results"
+    build, results = OWN / "build", OWN / "results"
+    words = [*(sys.executable, "-m", "prefill_decode.cli", "book", "--device", "cpu")]
+    words += ["--budget", "1", "-p", "model_name=smollm2-135m"]
+    words += ["--build", str(build), "--results", str(results)]
     done = subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-m",
-                "prefill_decode.cli",
-                "book",
-                "--device",
-                "cpu",
-                "--budget",
-                "1",
-            ),
-            *("-p", "model_name=smollm2-135m"),
-            *("--build", str(BUILD), "--results", str(RESULTS)),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
+        words, cwd=ROOT, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
     assert done.returncode == 0, done.stderr
-    assert f"open {BUILD / 'html' / 'index.html'}" in done.stdout
+    assert f"open {build / 'html' / 'index.html'}" in done.stdout
     assert "verdicts on" in done.stdout
+    return build, results
+
+
+@pytest.fixture(scope="session")
+def site(built):
+    """The address of the built site, served on loopback."""
     server = ThreadingHTTPServer(
-        ("127.0.0.1", 0), partial(QuietHandler, directory=str(BUILD / "html"))
+        ("127.0.0.1", 0), partial(QuietHandler, directory=str(built[0] / "html"))
     )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/"
@@ -215,8 +211,8 @@ def test_text_in_figures_is_readable_on_a_phone(open_page):
                 assert text.evaluate("e => e.getBoundingClientRect().height") >= 8
 
 
-def test_internal_links_resolve_anchors_included(open_page, site):
-    html = BUILD / "html"
+def test_internal_links_resolve_anchors_included(open_page, site, built):
+    html = built[0] / "html"
     checked = set()
     for path in PAGES:
         page = open_page(path)
@@ -241,7 +237,7 @@ def test_search_finds_a_term_and_leads_to_its_page(open_page, site):
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
-def test_launch_source_and_download_links_open_the_right_file(open_page, chapter):
+def test_launch_source_and_download_links_open_the_right_file(open_page, built, chapter):
     page = open_page(f"notebooks/{chapter}.html")
     home = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]["url"]
     owner_and_name = home.removeprefix("https://github.com/")
@@ -259,18 +255,20 @@ def test_launch_source_and_download_links_open_the_right_file(open_page, chapter
     download = next(
         link for link in links if link.endswith(f"{chapter}.ipynb") and "_sources" in link
     )
-    file = BUILD / "html" / urlparse(download).path.lstrip("/")
+    file = built[0] / "html" / urlparse(download).path.lstrip("/")
     cells = json.loads(file.read_text())["cells"]
     assert any("find_spec" in "".join(cell["source"]) for cell in cells)
     assert any(cell.get("outputs") for cell in cells)
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
-def test_a_chapter_shows_its_verdict_its_provenance_and_tables_as_tables(open_page, chapter):
+def test_a_chapter_shows_its_verdict_its_provenance_and_tables_as_tables(open_page, built, chapter):
     page = open_page(f"notebooks/{chapter}.html")
-    for words in ("smollm2-135m", "float32"):  # a slice says between them how many layers it has
+    records = [json.loads(path.read_text()) for path in (built[1] / chapter).glob("*.json")]
+    record = max(records, key=lambda record: record["date"])
+    name = record["model"]["name"].split(",")[0]
+    for words in (name, "float32"):  # a slice says between them how many layers it has
         expect(page.locator("div.provenance")).to_contain_text(words)
-    record = json.loads(next((RESULTS / chapter).glob("*.json")).read_text())
     expect(page.locator("article")).to_contain_text(f"{record['verdict']['outcome']}.")
     assert page.locator("div.cell_output table").count() >= 5
     assert "| --- |" not in page.locator("article").inner_text()
