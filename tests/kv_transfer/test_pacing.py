@@ -54,3 +54,22 @@ def test_a_link_that_was_idle_begins_with_nothing_saved():
         began = time.monotonic()
         pace.wait_for(3000)
         assert time.monotonic() - began >= 0.003
+
+
+def test_a_transfer_saves_nothing_of_what_the_last_one_was_late_by(monkeypatch):
+    """As where a busy machine wakes the sender late, and the next transfer begins at once."""
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    def late(wait_s):
+        clock[0] += wait_s + 0.001
+
+    monkeypatch.setattr(time, "sleep", late)
+    pace = Pace(1e6)
+    pace.begin()
+    pace.wait_for(3000)
+    pace.wait_for(3000)
+    assert clock[0] == pytest.approx(100.007)  # the first millisecond was made up for
+    pace.begin()
+    pace.wait_for(3000)
+    assert clock[0] >= 100.0069 + 0.003

@@ -203,7 +203,10 @@ class Exporter:
 
     def _stream(self, channel: Channel, number: int, request: Request, lease: Lease) -> None:
         """All bytes of all layers, and DONE."""
-        most_bytes = FRAME_BYTES if self._pace is None else min(FRAME_BYTES, self._pace.piece_bytes)
+        most_bytes = FRAME_BYTES
+        if self._pace is not None:
+            most_bytes = min(FRAME_BYTES, self._pace.piece_bytes)
+            self._pace.begin()
         walk = Walk(request.blocks, self.pool.layout.block_bytes)
         for region in range(len(self.pool.regions)):
             self._wait_for_layers(channel, lease, region // 2 + 1)
