@@ -139,7 +139,7 @@ class Decoders:
         self._deal(sequence, tokens)
         full = min(tokens // size, len(hashes))
         for index in range(sequence.published_blocks, full):
-            self.pool.publish(sequence.blocks[index], hashes[index])
+            sequence.blocks[index] = self.pool.publish(sequence.blocks[index], hashes[index])
         sequence.published_blocks = full
         if full < len(hashes):
             self._await_fill(sequence, turn, place, full + 1)

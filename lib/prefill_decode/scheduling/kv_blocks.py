@@ -96,12 +96,15 @@ class BlockPool:
             else:
                 self._empty.append(block)
 
-    def publish(self, block: int, contents: Hashable) -> None:
-        """A held block is full and holds this. The first block with given contents is kept."""
+    def publish(self, block: int, contents: Hashable) -> int:
+        """A held block is full and holds this. The first block with given contents is kept.
+
+        Returns what the block is called from now on."""
         assert self.references[block] > 0, f"block {block} is free and holds nothing"
         if self.reuse and block not in self._hash_of and contents not in self._block_of:
             self._hash_of[block] = contents
             self._block_of[contents] = block
+        return block
 
     def match(self, contents: Iterable[Hashable]) -> list[int]:
         """Blocks with these contents, up to the first that is not there; each held once more."""
@@ -130,12 +133,18 @@ class BlockPool:
         if self._empty:
             block = self._empty.pop()
         else:
-            block = next(iter(self._kept))
-            del self._kept[block]
-            del self._block_of[self._hash_of.pop(block)]
+            self._forget_oldest()
+            block = self._empty.pop()
         self.references[block] = 1
         self.generations[block] += 1
         return block
+
+    def _forget_oldest(self) -> None:
+        """The kept block that was unused for longest becomes an empty one."""
+        block = next(iter(self._kept))
+        del self._kept[block]
+        del self._block_of[self._hash_of.pop(block)]
+        self._empty.append(block)
 
 
 def hash_of_block(token_ids: Sequence[int], before: bytes = b"") -> bytes:

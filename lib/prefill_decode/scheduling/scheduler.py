@@ -427,7 +427,7 @@ class Scheduler:
         if full > sequence.published_blocks:
             hashes = sequence.hashes_up_to(full, self.pool.block_tokens)
             for index in range(sequence.published_blocks, len(hashes)):
-                self.pool.publish(sequence.blocks[index], hashes[index])
+                sequence.blocks[index] = self.pool.publish(sequence.blocks[index], hashes[index])
             sequence.published_blocks = full
 
     def _start_forks(self, parent: SequenceState) -> None:

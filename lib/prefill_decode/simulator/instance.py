@@ -9,6 +9,7 @@ from math import ceil, inf, nan, sqrt
 
 from prefill_decode.scheduling import (
     BlockPool,
+    CountedPool,
     OutOfBlocks,
     QueueFull,
     ScheduledRun,
@@ -27,8 +28,9 @@ class Instance:
         self, number: int, pool: Pool, prices: Prices, log: TokenLog, step_by_step: bool
     ) -> None:
         self.number, self.pool, self.prices = number, pool, prices
+        blocks = BlockPool if step_by_step else CountedPool
         self.scheduler = Scheduler(
-            BlockPool(pool.num_blocks, pool.block_tokens, pool.reuse), pool.settings
+            blocks(pool.num_blocks, pool.block_tokens, pool.reuse), pool.settings
         )
         self.computed_elsewhere: deque[Served] = deque()  # whose caches have come and wait for room
         self.turn = 0
