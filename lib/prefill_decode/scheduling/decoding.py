@@ -85,6 +85,10 @@ class Decoders:
         """Until the next block with known contents is full; None if there is none."""
         return self._fills[0][0] - self.turn if self._fills else None
 
+    def keeps_contents(self, turns: int) -> bool:
+        """Whether so many turns publish no block and take none whose contents are remembered."""
+        return not self._fills and self.blocks_until(self.turn + turns) <= self.pool.num_empty
+
     def advance(self, turns: int) -> list[SequenceState]:
         """So many turns later. Who then has all its tokens leaves and is returned, by place."""
         target = self.turn + turns

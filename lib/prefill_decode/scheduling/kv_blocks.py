@@ -49,6 +49,11 @@ class BlockPool:
         """Blocks that nobody holds, whether or not their contents are remembered."""
         return len(self._empty) + len(self._kept)
 
+    @property
+    def num_empty(self) -> int:
+        """Of these, the ones with nothing to remember: they are taken first."""
+        return len(self._empty)
+
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)
 

@@ -211,11 +211,13 @@ class Scheduler:
     def next_run(self, most_steps: int) -> ScheduledRun | None:
         """What runs next, for as many steps, up to `most_steps`, as it stays the same; None as in
         `next_step`. Of sequences without forks whose token ids are not known."""
-        decoders = self._gathered()
+        decoders = self._decoders or self._gathered()
         if not self.running:
             self._batch_open, self._batch_places = True, 0
-        step = ScheduledStep() if self.waiting or self._under_way else self._no_prompts
         decodes, first = decoders.count, self.settings.decodes_first
+        if decodes and not self.waiting and not self._under_way:
+            return self._run_of_decodes(decoders, most_steps)
+        step = ScheduledStep()
         if decodes and first:
             if not decoders.take_until(decoders.turn + 1):
                 return self._run_of_one_step()
@@ -238,6 +240,22 @@ class Scheduler:
             steps = self._steps_alike(decoders, most_steps)
         return ScheduledRun(step, steps, decodes, decoders.context_tokens if decodes else 0)
 
+    def _run_of_decodes(self, decoders: Decoders, most_steps: int) -> ScheduledRun | None:
+        """No prompt waits or is under way."""
+        if not decoders.take_until(decoders.turn + 1):
+            return self._run_of_one_step()
+        if not self.settings.decodes_first:
+            self._batch_open = False
+        steps = self._steps_alike(decoders, most_steps)
+        return ScheduledRun(self._no_prompts, steps, decoders.count, decoders.context_tokens)
+
+    def keeps_contents(self, run: ScheduledRun) -> bool:
+        """Whether the steps of a run before its last publish nothing and forget nothing."""
+        if run.steps == 1:
+            return True
+        assert self._decoders is not None, "such a run has a single step"
+        return self._decoders.keeps_contents(run.steps)
+
     def pass_steps(self, run: ScheduledRun, steps: int) -> None:
         """So many steps of a run, but not its last one, are over and the next has begun: what was
         published and forgotten until then shows in the pool."""
@@ -258,8 +276,9 @@ class Scheduler:
             sequence.finish_reason = "length"
         if run.step.chunks:
             ended += self._complete_prompts(decoders, run.step)
-        self.held += [sequence for sequence in ended if sequence.hold]
-        self._end(ended)
+        if ended:
+            self.held += [sequence for sequence in ended if sequence.hold]
+            self._end(ended)
         return ended
 
     def _check_idle(self) -> None:

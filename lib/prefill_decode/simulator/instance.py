@@ -42,6 +42,7 @@ class Instance:
         self._run: ScheduledRun | None = None
         self._start_s = self._first_s = self._growth_s = 0.0
         self._passed = self._steps = 0
+        self._keeps_contents: bool | None = None  # the run; None until somebody asks
 
     @property
     def is_busy(self) -> bool:
@@ -65,7 +66,7 @@ class Instance:
         else:
             self._first_s, self._growth_s = self.prices.decodes(run.decodes, run.context_tokens)
         self._run, self._start_s = run, now_s
-        self._passed, self._steps = 0, run.steps
+        self._passed, self._steps, self._keeps_contents = 0, run.steps, None
         self.end_s = now_s + self._taken_s(run.steps)
         return True
 
@@ -111,6 +112,10 @@ class Instance:
         """Let the block pool stand as it stands in the step that is running."""
         run = self._run
         if run is None or run.steps == 1:
+            return
+        if self._keeps_contents is None:
+            self._keeps_contents = self.scheduler.keeps_contents(run)
+        if self._keeps_contents:
             return
         steps = self._steps_until(now_s)
         if self._start_s + self._taken_s(steps) > now_s:
