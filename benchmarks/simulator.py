@@ -70,7 +70,7 @@ def measure(requests: list[Request], instances: int) -> dict[str, float]:
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "requests": len(requests),
         "steps": sum(use.steps for use in outcome.uses),
-        "runs": sum(len(timeline.before) for timeline in outcome.log.timelines),
+        "runs": sum(len(timeline) for timeline in outcome.log.timelines),
         "preemptions": outcome.num_preemptions,
         "reused_tokens": outcome.num_reused_tokens,
         "busy_share": median(use.busy_share for use in outcome.uses),

@@ -241,20 +241,23 @@ class Scheduler:
         return ScheduledRun(step, steps, decodes, decoders.context_tokens if decodes else 0)
 
     def _run_of_decodes(self, decoders: Decoders, most_steps: int) -> ScheduledRun | None:
-        """No prompt waits or is under way."""
-        if not decoders.take_until(decoders.turn + 1):
+        """No prompt waits or is under way, so nobody asks for blocks before the run is over: those
+        of its first turn are taken with the others."""
+        steps = self._steps_alike(decoders, most_steps)
+        if not steps:
             return self._run_of_one_step()
         if not self.settings.decodes_first:
             self._batch_open = False
-        steps = self._steps_alike(decoders, most_steps)
         return ScheduledRun(self._no_prompts, steps, decoders.count, decoders.context_tokens)
 
     def keeps_contents(self, run: ScheduledRun) -> bool:
-        """Whether the steps of a run before its last publish nothing and forget nothing."""
-        if run.steps == 1:
+        """Whether a run, as far as it has gone, publishes and forgets nothing before it is over. If
+        not, the blocks of its first step are taken, as that step has begun."""
+        decoders = self._decoders
+        if decoders is None or not run.decodes or decoders.keeps_contents(run.steps):
             return True
-        assert self._decoders is not None, "such a run has a single step"
-        return self._decoders.keeps_contents(run.steps)
+        decoders.take_until(decoders.turn + 1)
+        return run.steps == 1
 
     def pass_steps(self, run: ScheduledRun, steps: int) -> None:
         """So many steps of a run, but not its last one, are over and the next has begun: what was
@@ -317,34 +320,34 @@ class Scheduler:
         fill = decoders.turns_to_fill() if self.waiting else None
         if fill is not None:
             steps = min(steps, fill)
-        free, turn = self.pool.num_free, decoders.turn
+        free = self.pool.num_free
         at_most = (steps // self.pool.block_tokens + 1) * decoders.count
-        if at_most > free and decoders.blocks_until(turn + steps) > free:
-            turns = range(turn + 1, turn + steps + 1)
+        if at_most > free and decoders.blocks_until(decoders.turn + steps) > free:
+            turns = range(decoders.turn + 1, decoders.turn + steps + 1)
             steps = bisect_right(turns, free, key=decoders.blocks_until)
         return steps
 
     def _complete_prompts(self, decoders: Decoders, step: ScheduledStep) -> list[SequenceState]:
         ended = []
-        known = set(map(id, self._under_way))
+        known = {id(sequence) for sequence in self._under_way}
         for sequence, chunk in step.chunks:
             sequence.cached_tokens += chunk.new_tokens
             self._publish(sequence)
             if chunk.samples_token:
                 sequence.output_tokens += 1
-                if sequence.output_tokens >= sequence.most_output_tokens:
-                    sequence.finish_reason = "length"
-                    ended.append(sequence)
-        for sequence, _ in step.chunks:
-            if sequence.finish_reason is None and sequence.tokens_to_run == 1:
+            if sequence.output_tokens >= sequence.most_output_tokens:
+                sequence.finish_reason = "length"
+                ended.append(sequence)
+            elif sequence.tokens_to_run == 1:
                 decoders.join(sequence, sequence.place)
-            elif sequence.finish_reason is None and id(sequence) not in known:
+            elif id(sequence) not in known:
                 self._under_way.append(sequence)
-        self._under_way = [
-            sequence
-            for sequence in self._under_way
-            if sequence.finish_reason is None and sequence.tokens_to_run > 1
-        ]
+        if known:
+            self._under_way = [
+                sequence
+                for sequence in self._under_way
+                if sequence.finish_reason is None and sequence.tokens_to_run > 1
+            ]
         return ended
 
     def _add_decodes(self, step: ScheduledStep) -> None:
@@ -415,7 +418,7 @@ class Scheduler:
         pool = self.pool
         reusable = (sequence.known_tokens - 1) // pool.block_tokens  # the last token must run
         hashes = sequence.hashes_up_to(reusable, pool.block_tokens) if pool.reuse else ()
-        shared = pool.match(hashes)
+        shared = pool.match(hashes) if hashes else []
         reused_tokens = len(shared) * pool.block_tokens
         fresh = pool.blocks_for(sequence.known_tokens) - len(shared)
         whole = sequence.known_tokens - reused_tokens

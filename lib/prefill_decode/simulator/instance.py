@@ -111,11 +111,11 @@ class Instance:
     def show(self, now_s: float) -> None:
         """Let the block pool stand as it stands in the step that is running."""
         run = self._run
-        if run is None or run.steps == 1:
+        if run is None:
             return
         if self._keeps_contents is None:
             self._keeps_contents = self.scheduler.keeps_contents(run)
-        if self._keeps_contents:
+        if self._keeps_contents or run.steps == 1:
             return
         steps = self._steps_until(now_s)
         if self._start_s + self._taken_s(steps) > now_s:

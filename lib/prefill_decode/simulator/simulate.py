@@ -164,10 +164,11 @@ class _Simulation:
             check_sequence(whole, instance.scheduler.pool, instance.pool.settings)
 
     def _end_run(self, now_s: float, instance: Instance) -> None:
-        place = self.place[instance.number]
-        loads = self.decode_loads if instance.pool.role == "decode" else self.front_loads
-        for served in instance.finish(now_s):
-            loads[place] -= 1
+        ended = instance.finish(now_s)
+        if ended:
+            loads = self.decode_loads if instance.pool.role == "decode" else self.front_loads
+            loads[self.place[instance.number]] -= len(ended)
+        for served in ended:
             if served.hold:
                 self._send(now_s, instance, served)
         self.ready.append(instance)
