@@ -275,13 +275,13 @@ class Scheduler:
         if decoders is None:
             return self.complete(run.step)
         ended = decoders.advance(steps) if run.decodes else []
-        for sequence in ended:
-            sequence.finish_reason = "length"
         if run.step.chunks:
             ended += self._complete_prompts(decoders, run.step)
-        if ended:
-            self.held += [sequence for sequence in ended if sequence.hold]
-            self._end(ended)
+        for sequence in ended:
+            sequence.finish_reason = "length"
+            if sequence.hold:
+                self.held.append(sequence)
+        self._end(ended)
         return ended
 
     def _check_idle(self) -> None:
@@ -336,7 +336,6 @@ class Scheduler:
             if chunk.samples_token:
                 sequence.output_tokens += 1
             if sequence.output_tokens >= sequence.most_output_tokens:
-                sequence.finish_reason = "length"
                 ended.append(sequence)
             elif sequence.tokens_to_run == 1:
                 decoders.join(sequence, sequence.place)
@@ -346,7 +345,7 @@ class Scheduler:
             self._under_way = [
                 sequence
                 for sequence in self._under_way
-                if sequence.finish_reason is None and sequence.tokens_to_run > 1
+                if sequence.tokens_to_run > 1
             ]
         return ended
 
@@ -484,8 +483,11 @@ class Scheduler:
     def _end(self, ended: Sequence[SequenceState]) -> None:
         if not ended:
             return
-        gone = {id(sequence) for sequence in ended}
-        self.running = [sequence for sequence in self.running if id(sequence) not in gone]
+        if len(ended) == 1:
+            self.running.remove(ended[0])
+        else:
+            gone = {id(sequence) for sequence in ended}
+            self.running = [sequence for sequence in self.running if id(sequence) not in gone]
         self._places -= len(ended)
         for sequence in ended:
             if not (sequence.hold and sequence.finish_reason):

@@ -36,17 +36,13 @@ class Instance:
         self.turn = 0
         self.num_steps = 0
         self.busy_s = 0.0
-        self.end_s = inf  # of the run under way
+        self.end_s = inf  # of the run under way; without one it is idle
         self._log, self._timeline = log, log.timelines[number]
         self._step_by_step = step_by_step
         self._run: ScheduledRun | None = None
         self._start_s = self._first_s = self._growth_s = 0.0
         self._passed = self._steps = 0
         self._keeps_contents: bool | None = None  # the run; None until somebody asks
-
-    @property
-    def is_busy(self) -> bool:
-        return self._run is not None
 
     def start(self, now_s: float) -> bool:
         """Begin what runs next. False if nothing does."""

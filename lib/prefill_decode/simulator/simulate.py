@@ -89,7 +89,7 @@ class _Simulation:
                     progress(arrived)
                 next_s = requests[order[arrived]].arrival_s if arrived < len(order) else inf
             for instance in self.ready:
-                if not instance.is_busy and instance.start(now_s):
+                if instance.end_s == inf and instance.start(now_s):
                     self._push(instance.end_s, instance)
             self.ready.clear()
         return Outcome(self.fleet, requests, self.log, self.failures, self.instances, self.links)
@@ -210,7 +210,7 @@ class _Simulation:
             self._wake(now_s, instance)
 
     def _wake(self, now_s: float, instance: Instance) -> None:
-        if not instance.is_busy:
+        if instance.end_s == inf:
             self.ready.append(instance)
         elif instance.interrupt(now_s):
             self._push(instance.end_s, instance)
