@@ -402,9 +402,10 @@ class Scheduler:
             left -= self._add_chunk(step, self.running[-1], left)
 
     def _add_chunk(self, step: ScheduledStep, sequence: SequenceState, most_tokens: int) -> int:
-        new_tokens = min(sequence.tokens_to_run, most_tokens)
-        samples = new_tokens == sequence.tokens_to_run
-        step.chunks.append((sequence, Chunk(new_tokens, sequence.cached_tokens, samples)))
+        left = sequence.tokens_to_run
+        new_tokens = min(left, most_tokens)
+        chunk = Chunk(new_tokens, sequence.cached_tokens, new_tokens == left)
+        step.chunks.append((sequence, chunk))
         return new_tokens
 
     def _admit(self, sequence: SequenceState, most_tokens: int) -> bool:
@@ -414,13 +415,13 @@ class Scheduler:
         taken = max(self._places, of_batch)
         if taken + places > self.settings.most_sequences:
             return False
-        pool = self.pool
-        reusable = (sequence.known_tokens - 1) // pool.block_tokens  # the last token must run
+        pool, known = self.pool, sequence.known_tokens
+        reusable = (known - 1) // pool.block_tokens  # the last token must run
         hashes = sequence.hashes_up_to(reusable, pool.block_tokens) if pool.reuse else ()
         shared = pool.match(hashes) if hashes else []
         reused_tokens = len(shared) * pool.block_tokens
-        fresh = pool.blocks_for(sequence.known_tokens) - len(shared)
-        whole = sequence.known_tokens - reused_tokens
+        fresh = pool.blocks_for(known) - len(shared)
+        whole = known - reused_tokens
         if fresh > pool.num_free or (whole > most_tokens and not self.settings.cuts_prompts):
             pool.release(shared)
             return False
@@ -447,8 +448,9 @@ class Scheduler:
         full = sequence.cached_tokens // self.pool.block_tokens
         if full > sequence.published_blocks:
             hashes = sequence.hashes_up_to(full, self.pool.block_tokens)
+            blocks, publish = sequence.blocks, self.pool.publish
             for index in range(sequence.published_blocks, len(hashes)):
-                sequence.blocks[index] = self.pool.publish(sequence.blocks[index], hashes[index])
+                blocks[index] = publish(blocks[index], hashes[index])
             sequence.published_blocks = full
 
     def _start_forks(self, parent: SequenceState) -> None:

@@ -49,7 +49,7 @@ class Instance:
         assert self._run is None
         if self.computed_elsewhere:
             self._take_in()
-        run = self._next_run()
+        run = self._single_step() if self._step_by_step else self.scheduler.next_run(MOST_STEPS)
         if run is None:
             for sequence in self.scheduler.waiting:  # who lost blocks, and nobody runs
                 self._end_segment(sequence)
@@ -132,9 +132,7 @@ class Instance:
             self.computed_elsewhere.popleft()
             served.since_turn, served.first_s = self.turn, nan
 
-    def _next_run(self) -> ScheduledRun | None:
-        if not self._step_by_step:
-            return self.scheduler.next_run(MOST_STEPS)
+    def _single_step(self) -> ScheduledRun | None:
         step = self.scheduler.next_step()
         return None if step is None else ScheduledRun(step, by_sequence=True)
 
