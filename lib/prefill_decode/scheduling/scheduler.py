@@ -343,9 +343,7 @@ class Scheduler:
                 self._under_way.append(sequence)
         if known:
             self._under_way = [
-                sequence
-                for sequence in self._under_way
-                if sequence.tokens_to_run > 1
+                sequence for sequence in self._under_way if sequence.tokens_to_run > 1
             ]
         return ended
 

@@ -32,7 +32,9 @@ class Instance:
         self.scheduler = Scheduler(
             blocks(pool.num_blocks, pool.block_tokens, pool.reuse), pool.settings
         )
-        self.computed_elsewhere: deque[Served] = deque()  # whose caches have come and wait for room
+        self.offered: deque[Served] = deque()  # whose caches wait elsewhere for room here
+        self.reserved: list[Served] = []  # have just got it: their caches may travel
+        self.arrived: list[Served] = []  # their caches have: they run from the next step on
         self.turn = 0
         self.num_steps = 0
         self.busy_s = 0.0
@@ -47,7 +49,7 @@ class Instance:
     def start(self, now_s: float) -> bool:
         """Begin what runs next. False if nothing does."""
         assert self._run is None
-        if self.computed_elsewhere:
+        if self.arrived or self.offered:
             self._take_in()
         run = self._single_step() if self._step_by_step else self.scheduler.next_run(MOST_STEPS)
         if run is None:
@@ -122,15 +124,18 @@ class Instance:
             self._passed = steps
 
     def _take_in(self) -> None:
-        """Caches that have come, in their order, unless somebody older waits for room."""
-        while self.computed_elsewhere and not self.scheduler.waiting:
-            served = self.computed_elsewhere[0]
+        """What a decode worker does before a step: whose cache has come decodes, and who waits
+        gets blocks, in their order and as far as there are any."""
+        for served in self.arrived:
+            self.scheduler.start(served)
+            served.since_turn, served.first_s = self.turn, nan
+        self.arrived.clear()
+        while self.offered:
             try:
-                self.scheduler.accept(served, served.known_tokens - 1)
+                self.scheduler.reserve(self.offered[0])
             except (OutOfBlocks, QueueFull):
                 return
-            self.computed_elsewhere.popleft()
-            served.since_turn, served.first_s = self.turn, nan
+            self.reserved.append(self.offered.popleft())
 
     def _single_step(self) -> ScheduledRun | None:
         step = self.scheduler.next_step()

@@ -19,7 +19,9 @@ class Served(SequenceState):
     index: int = 0  # of the request
     since_turn: int = NO_SEGMENT
     first_s: float = nan  # of the segment, if its first token came at no turn
-    sender: int = -1  # the instance that keeps its blocks while its cache travels
+    source: "Served | None" = None  # whose blocks, at another instance, hold its cache
+    sender: int = -1  # that instance
+    taker: int = -1  # the place among the instances that decode of the one that goes on with it
 
 
 MOST_BLOCKS = 2**40  # of a prompt

@@ -5,9 +5,10 @@ happens at one instant is taken together before any instance begins its next ste
 cut short only by what its next step may hold, so the cost follows the events and not the tokens.
 
 Counts:  queues, batches, chunks, blocks, preemption, prefixes found in caches, transfers that share
-         a link. A prefill instance holds a prompt's blocks until its cache has left.
+         a link. A prefill instance holds a prompt's blocks until its cache has left, and it leaves
+         when the decode instance has reserved blocks for it, between two of its steps.
 Ignores: the router's own time and the client's; a transfer's start before the prompt is read
-         whole; room where caches wait for a decode instance.
+         whole; prompts that a coordinator keeps back while no decode instance has a place.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -89,8 +90,11 @@ class _Simulation:
                     progress(arrived)
                 next_s = requests[order[arrived]].arrival_s if arrived < len(order) else inf
             for instance in self.ready:
-                if instance.end_s == inf and instance.start(now_s):
-                    self._push(instance.end_s, instance)
+                if instance.end_s == inf:
+                    if instance.start(now_s):
+                        self._push(instance.end_s, instance)
+                    if instance.reserved:
+                        self._send(now_s, instance)
             self.ready.clear()
         return Outcome(self.fleet, requests, self.log, self.failures, self.instances, self.links)
 
@@ -105,7 +109,8 @@ class _Simulation:
     def _happen(self, now_s: float, where: Instance | Link, served: Served | None) -> None:
         if isinstance(where, Instance):
             if served is not None:
-                self._take_cache(now_s, where, served)
+                where.arrived.append(served)
+                self._wake(now_s, where)
             elif where.end_s == now_s:  # else the run was cut short: it has ended
                 self._end_run(now_s, where)
         elif where.next_end_s <= now_s:
@@ -170,44 +175,46 @@ class _Simulation:
             loads[self.place[instance.number]] -= len(ended)
         for served in ended:
             if served.hold:
-                self._send(now_s, instance, served)
+                self._offer(now_s, instance, served)
         self.ready.append(instance)
 
-    def _send(self, now_s: float, instance: Instance, served: Served) -> None:
-        link = self.links[0 if self.fleet.transfer.shared else self.place[instance.number]]
-        served.sender = instance.number
-        link.send(now_s, served, instance.prices.kv_bytes(served.prompt_tokens))
-        self._push(link.next_end_s, link)
+    def _offer(self, now_s: float, instance: Instance, source: Served) -> None:
+        """A prompt's cache is complete: it stands in line for blocks where it will be decoded."""
+        place = self.decode_router.choose(self.decode_loads)
+        self.decode_loads[place] += 1
+        request, taker = self.requests[source.index], self.decoders[place]
+        served = Served(
+            request.request_id,
+            request.prompt_tokens,
+            request.output_tokens,
+            index=source.index,
+            source=source,
+            sender=instance.number,
+            taker=place,
+        )
+        taker.offered.append(served)
+        if len(taker.offered) == 1:  # else somebody before it waits for the end of another
+            self._wake(now_s, taker)
+
+    def _send(self, now_s: float, taker: Instance) -> None:
+        """Caches whose blocks are there begin to travel."""
+        for served in taker.reserved:
+            link = self.links[0 if self.fleet.transfer.shared else self.place[served.sender]]
+            link.send(now_s, served, taker.prices.kv_bytes(served.prompt_tokens))
+            self._push(link.next_end_s, link)
+        taker.reserved.clear()
 
     def _end_transfers(self, now_s: float, link: Link) -> None:
         for served in link.arrived(now_s):
             sender = self.instances[served.sender]
-            sender.scheduler.release(served)
+            assert served.source is not None
+            sender.scheduler.release(served.source)
+            served.source = None
             self._wake(now_s, sender)
-            place = self.decode_router.choose(self.decode_loads)
-            self.decode_loads[place] += 1
-            self._push(
-                now_s + self.fleet.transfer.latency_s,
-                self.decoders[place],
-                self._continued(served),
-            )
+            there_s = now_s + self.fleet.transfer.latency_s
+            self._push(there_s, self.decoders[served.taker], served)
         if link.next_end_s < inf:
             self._push(link.next_end_s, link)
-
-    def _continued(self, served: Served) -> Served:
-        request = self.requests[served.index]
-        return Served(
-            request.request_id,
-            request.prompt_tokens,
-            request.output_tokens,
-            output_tokens=1,
-            index=served.index,
-        )
-
-    def _take_cache(self, now_s: float, instance: Instance, served: Served) -> None:
-        instance.computed_elsewhere.append(served)
-        if len(instance.computed_elsewhere) == 1:
-            self._wake(now_s, instance)
 
     def _wake(self, now_s: float, instance: Instance) -> None:
         if instance.end_s == inf:
