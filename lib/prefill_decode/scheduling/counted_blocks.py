@@ -53,11 +53,19 @@ class CountedPool(BlockPool):
         if nameless < len(blocks):
             super().release([block for block in blocks if block != NAMELESS], keep)
 
-    def publish(self, block: int, contents: Hashable) -> int:
-        if block != NAMELESS or not self.reuse or contents in self._block_of:
-            return block
-        number = self._empty.pop()
-        self._nameless -= 1
-        self.references[number] = 1
-        self.generations[number] += 1
-        return super().publish(number, contents)
+    def publish_blocks(self, table: list[int], first: int, contents: Sequence[Hashable]) -> None:
+        if not self.reuse:
+            return
+        empty, block_of, hash_of = self._empty, self._block_of, self._hash_of
+        references, generations = self.references, self.generations
+        for index, held in enumerate(contents, first):
+            if table[index] == NAMELESS and held not in block_of:
+                number = table[index] = empty.pop()
+                references[number] = 1
+                generations[number] += 1
+                hash_of[number] = held
+                block_of[held] = number
+                self._nameless -= 1
+
+    def publish(self, block: int, contents: Hashable) -> None:
+        raise TypeError("a block gets its number in a table: use publish_blocks")

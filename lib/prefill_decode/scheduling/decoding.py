@@ -142,8 +142,8 @@ class Decoders:
         tokens = sequence.cached_tokens + turn - self._members[sequence]
         self._deal(sequence, tokens)
         full = min(tokens // size, len(hashes))
-        for index in range(sequence.published_blocks, full):
-            sequence.blocks[index] = self.pool.publish(sequence.blocks[index], hashes[index])
+        published = sequence.published_blocks
+        self.pool.publish_blocks(sequence.blocks, published, hashes[published:full])
         sequence.published_blocks = full
         if full < len(hashes):
             self._await_fill(sequence, turn, place, full + 1)

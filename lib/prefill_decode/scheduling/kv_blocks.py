@@ -16,6 +16,7 @@ Source:  Kwon et al., "PagedAttention" (2023), section 4, for blocks, reference 
 """
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from hashlib import blake2b
 
@@ -40,7 +41,9 @@ class BlockPool:
         self.references = [0] * num_blocks
         self.generations = array("q", [0]) * num_blocks  # in memory that others may look at
         self._empty = list(range(num_blocks - 1, -1, -1))  # free, with nothing to remember
-        self._kept: dict[int, None] = {}  # free, contents published; unused for longest first
+        # Free, contents published; unused for longest first. Not a dict, in which the first is ever
+        # harder to find the more have been taken before it.
+        self._kept: OrderedDict[int, None] = OrderedDict()
         self._hash_of: dict[int, Hashable] = {}
         self._block_of: dict[Hashable, int] = {}
 
@@ -101,15 +104,17 @@ class BlockPool:
             else:
                 self._empty.append(block)
 
-    def publish(self, block: int, contents: Hashable) -> int:
-        """A held block is full and holds this. The first block with given contents is kept.
+    def publish_blocks(self, table: list[int], first: int, contents: Sequence[Hashable]) -> None:
+        """The blocks of a table from its `first` on are full and hold these contents, in order."""
+        for index, held in enumerate(contents, first):
+            self.publish(table[index], held)
 
-        Returns what the block is called from now on."""
+    def publish(self, block: int, contents: Hashable) -> None:
+        """A held block is full and holds this. The first block with given contents is kept."""
         assert self.references[block] > 0, f"block {block} is free and holds nothing"
         if self.reuse and block not in self._hash_of and contents not in self._block_of:
             self._hash_of[block] = contents
             self._block_of[contents] = block
-        return block
 
     def match(self, contents: Iterable[Hashable]) -> list[int]:
         """Blocks with these contents, up to the first that is not there; each held once more."""
@@ -146,8 +151,7 @@ class BlockPool:
 
     def _forget_oldest(self) -> None:
         """The kept block that was unused for longest becomes an empty one."""
-        block = next(iter(self._kept))
-        del self._kept[block]
+        block, _ = self._kept.popitem(last=False)
         del self._block_of[self._hash_of.pop(block)]
         self._empty.append(block)
 

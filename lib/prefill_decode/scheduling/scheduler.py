@@ -446,9 +446,8 @@ class Scheduler:
         full = sequence.cached_tokens // self.pool.block_tokens
         if full > sequence.published_blocks:
             hashes = sequence.hashes_up_to(full, self.pool.block_tokens)
-            blocks, publish = sequence.blocks, self.pool.publish
-            for index in range(sequence.published_blocks, len(hashes)):
-                blocks[index] = publish(blocks[index], hashes[index])
+            published = sequence.published_blocks
+            self.pool.publish_blocks(sequence.blocks, published, hashes[published:])
             sequence.published_blocks = full
 
     def _start_forks(self, parent: SequenceState) -> None:
