@@ -9,7 +9,9 @@ def check_sequence(sequence: SequenceState, pool: BlockPool, settings: Scheduler
     """ValueError if a sequence, or one of the answers that share its prompt, could never run."""
     if sequence.forks:
         _check_family(sequence, settings)
-    _check_room(sequence, pool, settings)  # forks are as long
+    _check_room(sequence, pool, settings)
+    for fork in sequence.forks:
+        _check_room(fork, pool, settings)
 
 
 def check_cached(sequence: SequenceState, cached_tokens: int, settings: SchedulerSettings) -> None:

@@ -1,7 +1,8 @@
 """Instance: one scheduler whose steps take the time that prices say.
 
-The scheduler is the engine's. It is asked for runs of steps (or, to check that, for single steps
-priced by the roofline itself), and a run is cut when something comes that the next step may hold.
+The scheduler is the engine's. It is asked for runs of steps over blocks that are only counted (or,
+to check that, for single steps over the engine's blocks, priced by the roofline itself), and a run
+is cut when something comes that the next step may hold.
 """
 
 from collections import deque
