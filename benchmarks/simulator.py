@@ -1,11 +1,13 @@
 """How fast the simulator is: CPU seconds of `simulate` and of its summary, and peak memory.
 
     python benchmarks/simulator.py --trace AzureLLMInferenceTrace_conv.csv    # two sizes of it
-    python benchmarks/simulator.py --requests 1000000                         # synthetic
+    python benchmarks/simulator.py --requests 50000                           # synthetic
+    python benchmarks/simulator.py --million    # ten thousand, a hundred thousand and a million
 
 Each case runs in a process of its own, `--repeats` times, and the median and the range are shown.
 The features are all on: routing, chunked prefill, paged blocks, preemption, a prefix cache; the
-synthetic requests begin with shared prefixes. Reading or drawing the requests is not counted.
+synthetic requests begin with shared prefixes. Reading or drawing the requests is not counted in
+the times; the memory is that of the whole process, requests and summary and all.
 """
 
 import argparse
@@ -26,6 +28,7 @@ from prefill_decode.trace import read_trace
 from prefill_decode.workload import poisson_arrivals, uniform_lengths
 
 TRACED = ((2000, 4), (19366, 8))  # requests of the trace, instances
+MILLION = (10_000, 100_000, 1_000_000)  # synthetic
 CALIBRATION = Calibration(0.7, 0.8, 0.5, 0.7, 1e-3, 1e-5, "a plausible engine, not measured")
 
 
@@ -70,7 +73,7 @@ def measure(requests: list[Request], instances: int) -> dict[str, float]:
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "requests": len(requests),
         "steps": sum(use.steps for use in outcome.uses),
-        "runs": sum(len(timeline.before) for timeline in outcome.log.timelines),
+        "runs": sum(len(timeline) for timeline in outcome.log.timelines),
         "preemptions": outcome.num_preemptions,
         "reused_tokens": outcome.num_reused_tokens,
         "busy_share": median(use.busy_share for use in outcome.uses),
@@ -91,22 +94,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--trace", type=Path, help="Azure's conversation trace of 2023")
     parser.add_argument("--requests", type=int, default=None, help="synthetic, so many")
+    parser.add_argument(
+        "--million", action="store_true", help="synthetic, up to a million: minutes for each repeat"
+    )
     parser.add_argument("--instances", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=None, help="(3; 1 with --million)")
     parser.add_argument("--one", action="store_true", help="one case in this process, as JSON")
     options = parser.parse_args()
     if options.one:
         one(options)
         return
-    cases = TRACED if options.trace is not None else ((options.requests or 100_000, 8),)
-    print("requests  instances  simulate CPU s (range)     summary CPU s  peak MiB")
+    numbers = MILLION if options.million else (options.requests or 100_000,)
+    drawn = tuple((number, options.instances) for number in numbers)
+    cases = drawn if options.trace is None else TRACED
+    repeats = options.repeats or (1 if options.million else 3)
+    print("requests  instances  simulate CPU s (range)     us/request  summary CPU s  peak MiB")
     for number, instances in cases:
-        found = [repeat(options, number, instances) for _ in range(options.repeats)]
+        found = [repeat(options, number, instances) for _ in range(repeats)]
         times = sorted(each["simulate_cpu_s"] for each in found)
         summary = median(each["summary_cpu_s"] for each in found)
         peak = max(each["peak_mib"] for each in found)
         told = f"{median(times):.3f} ({times[0]:.3f}-{times[-1]:.3f})"
-        print(f"{number:8d}  {instances:9d}  {told:25s}  {summary:13.3f}  {peak:8.0f}")
+        each_us = 1e6 * median(times) / number
+        head = f"{number:8d}  {instances:9d}  {told:25s}  {each_us:10.1f}"
+        print(f"{head}  {summary:13.3f}  {peak:8.0f}", flush=True)
         print(f"  {json.dumps(found[0])}", file=sys.stderr)
 
 

@@ -66,6 +66,113 @@ def test_mooncakes_milliseconds_become_seconds(tmp_path):
     assert trace(tmp_path, text).rejected_lines == dict.fromkeys([2, 3, 4], "not a number")
 
 
+def hashed(ms, tokens, ids):
+    return json.dumps(
+        {"timestamp": ms, "input_length": tokens, "output_length": 4, "hash_ids": ids}
+    )
+
+
+def test_mooncakes_hash_ids_become_the_pieces_of_prompts(tmp_path):
+    rows = [hashed(0, 1100, [0, 1, 2]), hashed(0, 1100, [0, 1, 9]), hashed(0, 512, [0])]
+    found = trace(tmp_path, "\n".join(rows))
+    assert [request.pieces for request in found.requests()] == [
+        ((0, 512), (1, 512), (2, 76)),
+        ((0, 512), (1, 512), (9, 76)),
+        ((0, 512),),
+    ]
+    assert found.flagged_lines == {}, "the first two differ in what they hold"
+
+
+def test_hash_ids_that_fit_no_prompt_are_named_by_their_lines(tmp_path):
+    rows = [
+        hashed(0, 600, [1]),
+        hashed(1, 600, [1, 2, 3]),
+        *(hashed(2, 600, [1, wrong]) for wrong in ("2", 2.0, True, None)),
+        hashed(3, 600, 7),
+        hashed(4, 600, []),
+    ]
+    found = trace(tmp_path, "\n".join(rows))
+    odd = "hash_ids not one for each 512 tokens: its prompt shares nothing"
+    assert found.flagged_lines == dict.fromkeys([1, 2], odd)
+    assert found.rejected_lines == dict.fromkeys(
+        [3, 4, 5, 6, 7], "hash_ids not a list of whole numbers"
+    )
+    assert [(row.line, row.pieces) for row in found.rows] == [(1, ()), (2, ()), (8, ())]
+
+
+VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
+BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+
+
+def test_vidurs_columns_are_seconds_and_lengths(tmp_path):
+    found = trace(tmp_path, VIDUR + "0.0,374,44\n4.314579,396,109\nsoon,1,1\n5,1,\n")
+    assert found.kind == "vidur"
+    assert [(r.arrival_s, r.prompt_tokens, r.output_tokens) for r in found.rows] == [
+        (0.0, 374, 44),
+        (4.314579, 396, 109),
+    ]
+    assert found.rejected_lines == {4: "not a number", 5: "missing value"}
+
+
+def test_burstgpts_failures_are_skipped_and_its_clock_of_a_second_is_spread(tmp_path):
+    rows = [
+        *("5,ChatGPT,472,18,490,Conversation log", "5,GPT-4,417,276,693,API log"),
+        *("6,ChatGPT,10,0,10,API log", "6,ChatGPT,0,0,0,API log", "7,,10,5,,"),
+        *("7,ChatGPT,10,5,16,API log", "8,GPT-4,-1,5,4,API log", "9,GPT-4,1,5,6"),
+    ]
+    found = trace(tmp_path, BURSTGPT + "\n".join(rows))
+    assert found.kind == "burstgpt"
+    assert [(r.line, r.arrival_s, r.prompt_tokens, r.output_tokens) for r in found.rows] == [
+        (2, 5.0, 472, 18),
+        (3, 5.0, 417, 276),
+        (6, 7.0, 10, 5),
+        (7, 7.0, 10, 5),
+    ]
+    assert found.skipped_lines == {4: "zero response tokens: the service failed to answer"}
+    assert found.rejected_lines == {
+        5: "zero prompt tokens",
+        8: "negative prompt length",
+        9: "missing value",
+    }
+    assert found.flagged_lines == {
+        7: "total tokens are not those of prompt and response; "
+        "identical to the row before: kept, both are requests"
+    }
+    ticks = "".join(f"{second},GPT-4,{n + 1},1,,\n" for second in range(9) for n in range(3))
+    coarse = trace(tmp_path, BURSTGPT + ticks)
+    assert coarse.quantum_s == pytest.approx(1.0)
+    assert len({row.arrival_s for row in spread_arrivals(coarse, 1).rows}) == 27
+
+
+def test_burstgpts_later_columns_may_be_there(tmp_path):
+    header = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens"
+    found = trace(tmp_path, header + ",Log Type\n5,,1.5,GPT-4,7,8,15,API log\n")
+    assert (found.rows[0].prompt_tokens, found.flagged_lines) == (7, {})
+
+
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [
+        (
+            "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio",
+            "of vidur's columns arrived_at are missing, none unknown",
+        ),
+        (
+            "timestamp,prompt_tokens,output_token",
+            "of plain's columns output_tokens are missing, 'output_token' unknown; did you mean "
+            "output_tokens",
+        ),
+        ("timestamp,prompt_tokens,output_tokens,user", "none are missing, 'user' unknown"),
+        ("timestamp,prompt_tokens,output_tokens,timestamp", "a column is there twice"),
+        ("Timestamp,Model", "Request tokens, Response tokens are missing, none unknown"),
+    ],
+)
+def test_columns_that_are_missing_or_unknown_are_named(tmp_path, header, told):
+    with pytest.raises(ValueError, match=told) as refusal:
+        trace(tmp_path, header + "\n1,2,3,4\n")
+    assert "trace, line 1: a trace begins with the columns" in str(refusal.value)
+
+
 @pytest.mark.parametrize(
     ("row", "why"),
     [

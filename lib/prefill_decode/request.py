@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import isfinite
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # a simulation holds a million
 class Request:
     request_id: str
     arrival_s: float

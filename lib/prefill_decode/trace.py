@@ -1,23 +1,17 @@
 """Trace: requests as they once arrived at a real service, from a file.
 
-    Azure      CSV   TIMESTAMP,ContextTokens,GeneratedTokens      a date and time
-    plain      CSV   timestamp,prompt_tokens,output_tokens        seconds
-    Mooncake   JSON lines with timestamp (ms), input_length, output_length
+Which formats are read, `trace_formats` says.
 
-Counts:  every row: used, rejected because it cannot be read, or skipped because it does not fit;
-         nothing is dropped in silence. Odd rows that are used are flagged. Rows are sorted by time.
-Ignores: what prompts have in common (Mooncake's hash_ids).
-Traps:   a clock of 3 s (Mooncake's) sends every request of those 3 s at once: `quantum_s` says so,
-         and `spread_arrivals` spreads them.
-Source:  Azure/AzurePublicDataset (2023, 2024); kvcache-ai/Mooncake, FAST25 release.
+Counts:  every row: used, rejected because it cannot be read, or skipped because it does not fit or
+         was never answered; nothing is dropped in silence. Odd rows that are used are flagged. Rows
+         are sorted by time. What prompts have in common, where the trace says it (Mooncake's).
+Traps:   a clock of 3 s (Mooncake's) or of 1 s (BurstGPT's) sends every request of a tick at once:
+         `quantum_s` says so, and `spread_arrivals` spreads them.
 """
 
-import csv
-import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from itertools import chain, pairwise
 from math import isfinite, nan
 from pathlib import Path
@@ -25,12 +19,8 @@ from statistics import median
 from typing import Any
 
 from prefill_decode.request import Request
-from prefill_decode.workload import MOST_TOKENS
+from prefill_decode.trace_formats import BadRow, Format, Row, SkippedRow, format_of
 
-AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-PLAIN = ("timestamp", "prompt_tokens", "output_tokens")
-MOONCAKE = ("timestamp", "input_length", "output_length")
-COLUMNS = ("timestamp", "prompt", "output")
 MOST_LINE_BYTES = 2**20
 LINES_SHOWN = 8  # of a reason, in a summary
 COARSE_S = 0.1  # a clock that ticks so seldom, with several arrivals at a tick, is quantised
@@ -47,6 +37,7 @@ class TraceRow:
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
+    pieces: tuple[tuple[int, int], ...] = ()  # what the prompt begins with, as of a Request
 
 
 @dataclass(frozen=True)
@@ -54,7 +45,7 @@ class Trace:
     """The rows that are used, by arrival, and what became of all others. Keys are line numbers."""
 
     path: str
-    kind: str  # "azure", "plain" or "mooncake"
+    kind: str  # of its format
     data_rows: int
     rows: tuple[TraceRow, ...]
     rejected_lines: dict[int, str]
@@ -65,7 +56,13 @@ class Trace:
     def requests(self) -> list[Request]:
         """A request a row. One without output asks for one token, which its prefill yields."""
         return [
-            Request(f"line {row.line}", row.arrival_s, row.prompt_tokens, max(1, row.output_tokens))
+            Request(
+                f"line {row.line}",
+                row.arrival_s,
+                row.prompt_tokens,
+                max(1, row.output_tokens),
+                row.pieces,
+            )
             for row in self.rows
         ]
 
@@ -145,42 +142,40 @@ class _Reading:
         self._rejected: dict[int, str] = {}
         self._skipped: dict[int, str] = {}
         self._flagged: dict[int, list[str]] = {}
-        self._before: tuple[float, int, int] | None = None
+        self._before: Row | None = None
 
     def read(self, lines: Iterator[tuple[int, str]]) -> Trace:
-        kind, first, header = _opening(lines, self._path)
+        found, first = _opening(lines, self._path)
         for number, line in chain(first, lines):
             if line.strip():
                 self._data_rows += 1
-                self._take(number, line, kind, header)
+                self._take(number, line, found)
         rows = tuple(sorted(self._rows, key=_arrival))
-        if kind == "azure" and rows:  # dates become seconds from the first arrival
+        if found.kind == "azure" and rows:  # dates become seconds from the first arrival
             rows = tuple(replace(r, arrival_s=r.arrival_s - rows[0].arrival_s) for r in rows)
         flagged = {line: "; ".join(why) for line, why in self._flagged.items()}
         return Trace(
-            self._path, kind, self._data_rows, rows, self._rejected, self._skipped, flagged,
+            self._path, found.kind, self._data_rows, rows, self._rejected, self._skipped, flagged,
             _quantum_s(rows),
         )  # fmt: skip
 
-    def _take(self, number: int, line: str, kind: str, header: list[str]) -> None:
+    def _take(self, number: int, line: str, found: Format) -> None:
         try:
-            cells = _json_cells(line) if kind == "mooncake" else _csv_cells(line, header)
-            self._keep(number, _seconds(cells[0], kind), cells)
-        except _BadRow as problem:
+            self._keep(number, found.row(line))
+        except BadRow as problem:
             self._rejected[number] = str(problem)
+        except SkippedRow as reason:
+            self._skipped[number] = str(reason)
 
-    def _keep(self, number: int, arrival_s: float, cells: list[str]) -> None:
-        prompt, output = _tokens(cells[1], "prompt"), _tokens(cells[2], "output")
-        if prompt == 0:
-            raise _BadRow("zero prompt tokens")
-        for cell, tokens in ((cells[1], prompt), (cells[2], output)):
-            if not cell.isdigit():
-                self._flag(number, f"{cell} is accepted as {tokens}")
-        before, self._before = self._before, (arrival_s, prompt, output)
-        if before is not None and arrival_s < before[0]:
+    def _keep(self, number: int, row: Row) -> None:
+        for why in row.odd:
+            self._flag(number, why)
+        before, self._before = self._before, row
+        if before is not None and row.arrival_s < before.arrival_s:
             self._flag(number, "earlier than the row before (arrivals get sorted)")
-        if before == self._before:
+        if before is not None and before.asks == row.asks:
             self._flag(number, "identical to the row before: kept, both are requests")
+        prompt, output = row.prompt_tokens, row.output_tokens
         if output == 0:
             self._flag(number, "zero output tokens: prefill only")
         most = self._max_model_len
@@ -188,14 +183,10 @@ class _Reading:
             self._skipped[number] = f"{prompt} + {output} > max_model_len {most}"
             self._flagged.pop(number, None)
         else:
-            self._rows.append(TraceRow(number, arrival_s, prompt, output))
+            self._rows.append(TraceRow(number, row.arrival_s, prompt, output, row.pieces))
 
     def _flag(self, number: int, why: str) -> None:
         self._flagged.setdefault(number, []).append(why)
-
-
-class _BadRow(Exception):
-    """Why a row cannot be used."""
 
 
 def _numbered(file: Any, path: str) -> Iterator[tuple[int, str]]:
@@ -207,89 +198,17 @@ def _numbered(file: Any, path: str) -> Iterator[tuple[int, str]]:
         yield number, line
 
 
-def _opening(
-    lines: Iterator[tuple[int, str]], path: str
-) -> tuple[str, list[tuple[int, str]], list[str]]:
-    """(kind, rows read already, the columns' order in a CSV)."""
+def _opening(lines: Iterator[tuple[int, str]], path: str) -> tuple[Format, list[tuple[int, str]]]:
+    """The format, and the rows that were read to find it."""
     for number, line in lines:
         if not line.strip():
             continue
-        if line.lstrip().startswith("{"):
-            return "mooncake", [(number, line)], []
-        header = [cell.strip(' "\r\n') for cell in line.split(",")]
-        for kind, names in (("azure", AZURE), ("plain", PLAIN)):
-            if sorted(header) == sorted(names):
-                places = dict(zip(names, COLUMNS, strict=True))
-                return kind, [], [places[name] for name in header]
-        raise ValueError(
-            f"{path}, line {number}: a trace begins with the columns {','.join(AZURE)} or "
-            f"{','.join(PLAIN)}, or holds Mooncake's JSON lines; got {line.strip()[:80]!r}"
-        )
+        try:
+            found = format_of(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+        return found, [] if found.header else [(number, line)]
     raise ValueError(f"{path}: a trace has a row for each request; the file is empty")
-
-
-def _csv_cells(line: str, header: list[str]) -> list[str]:
-    """Timestamp, prompt and output."""
-    try:
-        cells = [cell.strip() for cell in next(csv.reader([line], strict=True))]
-    except csv.Error as error:
-        raise _BadRow(f"not a row of a CSV: {error}") from error
-    if len(cells) > len(header):
-        raise _BadRow("too many columns")
-    if len(cells) < len(header) or not all(cells):
-        raise _BadRow("missing value")
-    named = dict(zip(header, cells, strict=True))
-    return [named[name] for name in COLUMNS]
-
-
-def _json_cells(line: str) -> list[str]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise _BadRow("not valid JSON") from error
-    if not isinstance(row, dict):
-        raise _BadRow("not an object")
-    cells = [row.get(name) for name in MOONCAKE]
-    if any(cell is None for cell in cells):
-        raise _BadRow("missing value")
-    if not all(isinstance(cell, int | float) and not isinstance(cell, bool) for cell in cells):
-        raise _BadRow("not a number")
-    return [str(cell) for cell in cells]
-
-
-def _seconds(cell: str, kind: str) -> float:
-    if kind == "azure":
-        return _date_s(cell)
-    value = _number(cell)
-    if not isfinite(value):
-        raise _BadRow("timestamp not finite")
-    return value / 1000 if kind == "mooncake" else value
-
-
-def _date_s(cell: str) -> float:
-    try:
-        date = datetime.fromisoformat(cell)
-    except ValueError as error:
-        raise _BadRow("not a date and time") from error
-    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
-
-
-def _tokens(cell: str, of: str) -> int:
-    value = _number(cell)
-    if value < 0:
-        raise _BadRow(f"negative {of} length")
-    if not isfinite(value) or value != int(value):
-        raise _BadRow(f"{of} length not a whole number")
-    if value > MOST_TOKENS:
-        raise _BadRow(f"{of} length beyond {MOST_TOKENS}")
-    return int(value)
-
-
-def _number(cell: str) -> float:
-    try:
-        return float(cell.replace("_", " "))  # Python would read 1_000
-    except (ValueError, OverflowError) as error:
-        raise _BadRow("not a number") from error
 
 
 def _quantum_s(rows: tuple[TraceRow, ...]) -> float:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from prefill_decode.scheduling import (
     POLICIES,
     BlockPool,
+    CountedPool,
     OutOfBlocks,
     QueueFull,
     Scheduler,
@@ -21,13 +22,15 @@ LONG = 10**6
 
 
 class Twins:
-    """The same requests in two schedulers: one goes step by step, the other in runs."""
+    """The same requests in two schedulers: one goes step by step, the other in runs, over a pool
+    that may only count its blocks."""
 
-    def __init__(self, limits, num_blocks, block_tokens, reuse):
+    def __init__(self, limits, num_blocks, block_tokens, reuse, pool=BlockPool):
         self.single = Scheduler(BlockPool(num_blocks, block_tokens, reuse), limits)
-        self.runs = Scheduler(BlockPool(num_blocks, block_tokens, reuse), limits)
-        self.pairs = []
-        self.steps = self.longest = self.by_sequence = 0
+        self.runs = Scheduler(pool(num_blocks, block_tokens, reuse), limits)
+        self.pairs, self.reserved = [], []
+        self.steps = self.longest = self.by_sequence = self.started = 0
+        self.kept = {True: 0, False: 0}
 
     def sequence(self, prompt_tokens, output_tokens, contents):
         name = str(len(self.pairs))
@@ -47,6 +50,19 @@ class Twins:
         cached = max(0, prompt_tokens - to_run)
         self.both(lambda scheduler, sequence: scheduler.accept(sequence, cached), pair)
 
+    def reserve(self, prompt_tokens, output_tokens, contents):
+        pair = self.sequence(prompt_tokens, output_tokens, contents)
+        if self.both(lambda scheduler, sequence: scheduler.reserve(sequence), pair):
+            self.reserved.append(pair)
+
+    def start(self):
+        """The one that was reserved first."""
+        pair = self.reserved.pop(0)
+        if self.both(lambda scheduler, sequence: scheduler.start(sequence), pair):
+            self.started += 1
+        else:  # its answer would end with the token that it is given
+            self.both(lambda scheduler, sequence: scheduler.cancel(sequence), pair)
+
     def both(self, act, pair):
         """Both do it, or both refuse in the same words."""
         told = []
@@ -57,11 +73,14 @@ class Twins:
             except (ValueError, OutOfBlocks, QueueFull) as refusal:
                 told.append(str(refusal))
         assert told[0] == told[1]
-        if told[0]:
+        if told[0] and pair in self.pairs:
             self.pairs.remove(pair)
+        return not told[0]
 
     def cancel(self, dice):
         pair = dice.choice(self.pairs)
+        if pair in self.reserved:
+            self.reserved.remove(pair)
         self.both(lambda scheduler, sequence: scheduler.cancel(sequence), pair)
 
     def run(self, most_steps, dice):
@@ -76,9 +95,16 @@ class Twins:
         ended = []
         left = steps
         context = run.context_tokens
+        asked, kept = dice.random() < 0.3, False
         for index in range(steps):
             step = self.single.next_step()
             self.check_step(run, step, context + index * run.decodes)
+            if asked and index == 0:
+                kept = self.runs.keeps_contents(run)
+                self.kept[kept] += 1
+                self.check_contents()
+            elif kept:
+                self.check_contents()
             if left > 1 and dice.random() < 0.2:  # in the middle of a run, this step has begun
                 passed = index + left - steps
                 if 0 < passed < run.steps:
@@ -107,13 +133,18 @@ class Twins:
 
     def check_pools(self):
         one, many = self.single.pool, self.runs.pool
-        assert one.num_free == many.num_free
-        assert len(one._empty) == len(many._empty)
-        assert [one._hash_of[b] for b in one._kept] == [many._hash_of[b] for b in many._kept]
-        assert set(one._block_of) == set(many._block_of)
-        assert sorted(one.references) == sorted(many.references)
+        assert (one.num_free, one.num_empty) == (many.num_free, many.num_empty)
+        self.check_contents()
         for which in ("running", "waiting"):
             assert names(getattr(self.single, which)) == names(getattr(self.runs, which))
+
+    def check_contents(self):
+        """What can be found, who holds it, and in which order it will be forgotten."""
+        one, many = self.single.pool, self.runs.pool
+        assert [one._hash_of[b] for b in one._kept] == [many._hash_of[b] for b in many._kept]
+        assert set(one._block_of) == set(many._block_of)
+        for contents, block in one._block_of.items():
+            assert one.references[block] == many.references[many._block_of[contents]]
 
     def check_sequences(self):
         self.runs.settle()
@@ -165,19 +196,24 @@ def play(twins, dice, policy, block_tokens, requests):
             if policy != "chunked" and prompt + output > budget + 1:
                 prompt = output = max(1, budget // 2)
             told = contents(dice, prompt + dice.choice([0, output]), block_tokens)
-            if dice.random() < 0.2:
+            if dice.random() < 0.25:
+                twins.reserve(prompt, output, told)
+            elif dice.random() < 0.2:
                 to_run = 1 if policy != "chunked" else dice.choice([1, 1, 2, 9])
                 twins.accept(prompt, output, told, to_run)
             else:
                 twins.add(prompt, output, told)
         for _ in range(dice.randint(0, 8)):
             twins.run(dice.choice([1, 2, 7, LONG]), dice)
+        if twins.reserved and dice.random() < 0.5:
+            twins.start()
         if dice.random() < 0.1:
             twins.check_sequences()
         if dice.random() < 0.1 and twins.pairs:
             twins.cancel(dice)
-    while twins.run(LONG, dice):
-        pass
+    while twins.run(LONG, dice) or twins.reserved:
+        if twins.reserved:
+            twins.start()
     twins.check_sequences()
     assert twins.single.pool.num_free == twins.single.pool.num_blocks
 
@@ -188,7 +224,8 @@ def random_twins(dice, policy):
     budget = most_sequences + dice.choice([0, 3, 20, 100])
     limits = SchedulerSettings(policy, budget, most_sequences, dice.choice([None, None, 3]))
     num_blocks = -(-dice.randint(20, 200) // block_tokens)
-    return Twins(limits, num_blocks, block_tokens, dice.random() < 0.8), block_tokens
+    pool = dice.choice([BlockPool, CountedPool])
+    return Twins(limits, num_blocks, block_tokens, dice.random() < 0.8, pool), block_tokens
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -201,7 +238,8 @@ def test_a_run_is_what_as_many_single_steps_are(seed, policy, requests):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_plays_reach_preemption_reuse_and_long_runs(policy):
-    preemptions = reused = longest = by_sequence = 0
+    preemptions = reused = longest = by_sequence = started = 0
+    kept = {True: 0, False: 0}
     for seed in range(60):
         dice = random.Random(seed)
         twins, block_tokens = random_twins(dice, policy)
@@ -210,7 +248,9 @@ def test_the_plays_reach_preemption_reuse_and_long_runs(policy):
         reused += twins.single.num_reused_tokens
         longest = max(longest, twins.longest)
         by_sequence += twins.by_sequence
-    assert min(preemptions, reused, longest, by_sequence) > 20
+        started += twins.started
+        kept = {answer: kept[answer] + twins.kept[answer] for answer in kept}
+    assert min(preemptions, reused, longest, by_sequence, started, *kept.values()) > 20
 
 
 def test_a_long_answer_alone_is_one_run():

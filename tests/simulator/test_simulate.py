@@ -132,6 +132,52 @@ def test_a_prefill_instance_holds_blocks_until_the_cache_has_left():
     assert found.first_s == pytest.approx([prompt_s, 2 * prompt_s + kv_s])
 
 
+def test_a_cache_leaves_when_blocks_are_reserved_for_it_and_not_before():
+    """Two prompts are read side by side; the decode instance has blocks for one of them, so the
+    second cache stays where it is, and holds up a third prompt, until the first answer has ended.
+    """
+    room = {"block_tokens": 10, "settings": SchedulerSettings("chunked", 128, 8)}
+    pools = (
+        Pool("p", DENSE, CHIP, 11, 2, "prefill", **room),
+        Pool("d", DENSE, CHIP, 11, 1, "decode", **room),
+    )
+    kv_s = 100 * DENSE.kv_bytes(1) / 1e6
+    requests = [Request(name, 0.0, 100, 3) for name in "abc"]
+    found = simulate(Fleet(pools, "round_robin", transfer=Transfer(1e6)), requests)
+    prompt_s = step_work(DENSE, [Chunk(100)]).least_time_s(CHIP)
+    steps_s = [step_work(DENSE, [Chunk(1, 100 + i)]).least_time_s(CHIP) for i in range(2)]
+    answer_s = kv_s + sum(steps_s)  # blocks for the next only when this one has its last token
+    left_s = [prompt_s + kv_s, prompt_s + answer_s + kv_s]  # the caches of a and b
+    third_s = left_s[0] + prompt_s  # c waits for the blocks of a
+    expected = [
+        [prompt_s, left_s[0] + steps_s[0], prompt_s + answer_s],
+        [prompt_s, left_s[1] + steps_s[0], prompt_s + 2 * answer_s],
+        [third_s, prompt_s + 2 * answer_s + kv_s + steps_s[0], prompt_s + 3 * answer_s],
+    ]
+    for record, times_s in zip(found.records(), expected, strict=True):
+        assert record.event_times_s == pytest.approx(times_s, **CLOSE)
+
+
+def test_a_cache_that_travels_has_a_place_where_it_goes():
+    """With one place and blocks to spare the second cache waits for the place, too; with two it
+    travels beside the first and they decode together."""
+    kv_s = 100 * DENSE.kv_bytes(1) / 1e6
+    prompt_s = step_work(DENSE, [Chunk(100)]).least_time_s(CHIP)
+    requests = [Request("a", 0.0, 100, 2), Request("b", 0.0, 100, 2)]
+    alone_s = step_work(DENSE, [Chunk(1, 100)]).least_time_s(CHIP)
+    both_s = step_work(DENSE, [Chunk(1, 100), Chunk(1, 100)]).least_time_s(CHIP)
+    first_s = prompt_s + kv_s + alone_s
+    expected = {1: [first_s, first_s + kv_s + alone_s], 2: 2 * [prompt_s + kv_s + both_s]}
+    for places, ends_s in expected.items():
+        settings = SchedulerSettings("chunked", 64, places)
+        pools = (
+            Pool("p", DENSE, CHIP, 1000, 2, "prefill"),
+            Pool("d", DENSE, CHIP, 1000, 1, "decode", settings=settings),
+        )
+        found = simulate(Fleet(pools, "round_robin", transfer=Transfer(1e6)), requests)
+        assert found.last_s == pytest.approx(ends_s, **CLOSE)
+
+
 def test_what_fits_nowhere_fails_and_the_rest_is_served():
     pool = one(num_blocks=4, settings=SchedulerSettings("chunked", 64, 4))
     found = simulate(Fleet((pool,)), [Request("a", 0.0, 100, 5), Request("b", 0.0, 10, 5)])

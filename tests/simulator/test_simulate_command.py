@@ -103,6 +103,20 @@ def test_a_fleet_of_two_pools_is_told_in_words_and_in_strict_json(tmp_path, caps
     assert found["summary"]["objectives"]["ttft_s"] == 1.0
 
 
+def test_a_prompt_of_mooncakes_trace_finds_what_an_earlier_one_left(tmp_path, capsys):
+    """Two blocks of 512 tokens have the same ids."""
+    path = tmp_path / "trace.jsonl"
+    rows = [(0, [7, 8, 9]), (60_000, [7, 8, 10])]
+    lines = [
+        {"timestamp": ms, "input_length": 1100, "output_length": 2, "hash_ids": ids}
+        for ms, ids in rows
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    code, out, _ = run(capsys, *FLAGS, "--trace", path, "--json")
+    assert code == 0
+    assert json.loads(out)["reused_tokens"] == 1024
+
+
 def test_a_trace_is_replayed_and_its_bad_rows_are_named(tmp_path, capsys):
     path = tmp_path / "trace.csv"
     path.write_text("timestamp,prompt_tokens,output_tokens\n5,100,10\n6,x,10\n7,100,20\n")

@@ -216,8 +216,8 @@ def _add_bench(added: argparse.ArgumentParser) -> None:
         "--trace",
         type=Path,
         metavar="FILE",
-        help="open loop: arrivals and lengths of a trace (Azure's CSV, Mooncake's JSON lines, or "
-        "a CSV of timestamp,prompt_tokens,output_tokens)",
+        help="open loop: arrivals and lengths of a trace (CSVs of Azure, BurstGPT and Vidur, "
+        "Mooncake's JSON lines, or a CSV of timestamp,prompt_tokens,output_tokens)",
     )
     added.add_argument(
         "--spread", action="store_true", help="with --trace: spread arrivals of a coarse clock"

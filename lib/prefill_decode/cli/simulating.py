@@ -195,7 +195,12 @@ def add_simulate(added: argparse.ArgumentParser) -> None:
         "--calibration", type=Path, metavar="FILE", help="shares of the roofline (all of it)"
     )
     load = added.add_mutually_exclusive_group()
-    load.add_argument("--trace", type=Path, metavar="FILE", help="arrivals and lengths, as bench")
+    load.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="arrivals and lengths, as bench, and the prefixes that Mooncake's hash_ids share",
+    )
     load.add_argument("--rate", type=values.rate, metavar="R", help="synthetic requests/s")
     added.add_argument("--spread", action="store_true", help="with --trace: a coarse clock's ticks")
     added.add_argument("--max-model-len", type=values.positive_count, metavar="N")

@@ -1,6 +1,7 @@
 """Scheduling: which sequences run in a step, and where their cache lies. No torch and no clock."""
 
 from prefill_decode.scheduling.checks import check_sequence
+from prefill_decode.scheduling.counted_blocks import CountedPool
 from prefill_decode.scheduling.kv_blocks import BlockPool, OutOfBlocks, hash_of_block
 from prefill_decode.scheduling.rehearsal import beside_streams, rehearse, rehearse_arrival
 from prefill_decode.scheduling.router import ROUTINGS, Router, Routing
@@ -13,6 +14,7 @@ __all__ = [
     "POLICIES",
     "ROUTINGS",
     "BlockPool",
+    "CountedPool",
     "OutOfBlocks",
     "Policy",
     "QueueFull",

@@ -7,9 +7,11 @@ from prefill_decode.scheduling.settings import SchedulerSettings
 
 def check_sequence(sequence: SequenceState, pool: BlockPool, settings: SchedulerSettings) -> None:
     """ValueError if a sequence, or one of the answers that share its prompt, could never run."""
-    _check_family(sequence, settings)
-    for answer in (sequence, *sequence.forks):
-        _check_room(answer, pool, settings)
+    if sequence.forks:
+        _check_family(sequence, settings)
+    _check_room(sequence, pool, settings)
+    for fork in sequence.forks:
+        _check_room(fork, pool, settings)
 
 
 def check_cached(sequence: SequenceState, cached_tokens: int, settings: SchedulerSettings) -> None:

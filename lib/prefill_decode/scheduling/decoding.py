@@ -85,6 +85,10 @@ class Decoders:
         """Until the next block with known contents is full; None if there is none."""
         return self._fills[0][0] - self.turn if self._fills else None
 
+    def keeps_contents(self, turns: int) -> bool:
+        """Whether so many turns publish no block and take none whose contents are remembered."""
+        return not self._fills and self.blocks_until(self.turn + turns) <= self.pool.num_empty
+
     def advance(self, turns: int) -> list[SequenceState]:
         """So many turns later. Who then has all its tokens leaves and is returned, by place."""
         target = self.turn + turns
@@ -138,8 +142,8 @@ class Decoders:
         tokens = sequence.cached_tokens + turn - self._members[sequence]
         self._deal(sequence, tokens)
         full = min(tokens // size, len(hashes))
-        for index in range(sequence.published_blocks, full):
-            self.pool.publish(sequence.blocks[index], hashes[index])
+        published = sequence.published_blocks
+        self.pool.publish_blocks(sequence.blocks, published, hashes[published:full])
         sequence.published_blocks = full
         if full < len(hashes):
             self._await_fill(sequence, turn, place, full + 1)

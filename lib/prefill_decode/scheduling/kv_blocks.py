@@ -16,6 +16,7 @@ Source:  Kwon et al., "PagedAttention" (2023), section 4, for blocks, reference 
 """
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from hashlib import blake2b
 
@@ -40,7 +41,9 @@ class BlockPool:
         self.references = [0] * num_blocks
         self.generations = array("q", [0]) * num_blocks  # in memory that others may look at
         self._empty = list(range(num_blocks - 1, -1, -1))  # free, with nothing to remember
-        self._kept: dict[int, None] = {}  # free, contents published; unused for longest first
+        # Free, contents published; unused for longest first. Not a dict, in which the first is ever
+        # harder to find the more have been taken before it.
+        self._kept: OrderedDict[int, None] = OrderedDict()
         self._hash_of: dict[int, Hashable] = {}
         self._block_of: dict[Hashable, int] = {}
 
@@ -48,6 +51,11 @@ class BlockPool:
     def num_free(self) -> int:
         """Blocks that nobody holds, whether or not their contents are remembered."""
         return len(self._empty) + len(self._kept)
+
+    @property
+    def num_empty(self) -> int:
+        """Of these, the ones with nothing to remember: they are taken first."""
+        return len(self._empty)
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)
@@ -96,6 +104,11 @@ class BlockPool:
             else:
                 self._empty.append(block)
 
+    def publish_blocks(self, table: list[int], first: int, contents: Sequence[Hashable]) -> None:
+        """The blocks of a table from its `first` on are full and hold these contents, in order."""
+        for index, held in enumerate(contents, first):
+            self.publish(table[index], held)
+
     def publish(self, block: int, contents: Hashable) -> None:
         """A held block is full and holds this. The first block with given contents is kept."""
         assert self.references[block] > 0, f"block {block} is free and holds nothing"
@@ -130,12 +143,17 @@ class BlockPool:
         if self._empty:
             block = self._empty.pop()
         else:
-            block = next(iter(self._kept))
-            del self._kept[block]
-            del self._block_of[self._hash_of.pop(block)]
+            self._forget_oldest()
+            block = self._empty.pop()
         self.references[block] = 1
         self.generations[block] += 1
         return block
+
+    def _forget_oldest(self) -> None:
+        """The kept block that was unused for longest becomes an empty one."""
+        block, _ = self._kept.popitem(last=False)
+        del self._block_of[self._hash_of.pop(block)]
+        self._empty.append(block)
 
 
 def hash_of_block(token_ids: Sequence[int], before: bytes = b"") -> bytes:

@@ -29,7 +29,9 @@ class ScheduledStep:
         place = 0
         for sequence, chunk in self.chunks:
             if chunk.samples_token:
-                self.samples += [(place, sampled) for sampled in (sequence, *sequence.forks)]
+                self.samples.append((place, sequence))
+                if sequence.forks:
+                    self.samples += [(place, fork) for fork in sequence.forks]
                 place += 1
 
 

@@ -211,11 +211,13 @@ class Scheduler:
     def next_run(self, most_steps: int) -> ScheduledRun | None:
         """What runs next, for as many steps, up to `most_steps`, as it stays the same; None as in
         `next_step`. Of sequences without forks whose token ids are not known."""
-        decoders = self._gathered()
+        decoders = self._decoders or self._gathered()
         if not self.running:
             self._batch_open, self._batch_places = True, 0
-        step = ScheduledStep() if self.waiting or self._under_way else self._no_prompts
         decodes, first = decoders.count, self.settings.decodes_first
+        if decodes and not self.waiting and not self._under_way:
+            return self._run_of_decodes(decoders, most_steps)
+        step = ScheduledStep()
         if decodes and first:
             if not decoders.take_until(decoders.turn + 1):
                 return self._run_of_one_step()
@@ -238,6 +240,25 @@ class Scheduler:
             steps = self._steps_alike(decoders, most_steps)
         return ScheduledRun(step, steps, decodes, decoders.context_tokens if decodes else 0)
 
+    def _run_of_decodes(self, decoders: Decoders, most_steps: int) -> ScheduledRun | None:
+        """No prompt waits or is under way, so nobody asks for blocks before the run is over: those
+        of its first turn are taken with the others."""
+        steps = self._steps_alike(decoders, most_steps)
+        if not steps:
+            return self._run_of_one_step()
+        if not self.settings.decodes_first:
+            self._batch_open = False
+        return ScheduledRun(self._no_prompts, steps, decoders.count, decoders.context_tokens)
+
+    def keeps_contents(self, run: ScheduledRun) -> bool:
+        """Whether a run, as far as it has gone, publishes and forgets nothing before it is over. If
+        not, the blocks of its first step are taken, as that step has begun."""
+        decoders = self._decoders
+        if decoders is None or not run.decodes or decoders.keeps_contents(run.steps):
+            return True
+        decoders.take_until(decoders.turn + 1)
+        return run.steps == 1
+
     def pass_steps(self, run: ScheduledRun, steps: int) -> None:
         """So many steps of a run, but not its last one, are over and the next has begun: what was
         published and forgotten until then shows in the pool."""
@@ -254,11 +275,12 @@ class Scheduler:
         if decoders is None:
             return self.complete(run.step)
         ended = decoders.advance(steps) if run.decodes else []
-        for sequence in ended:
-            sequence.finish_reason = "length"
         if run.step.chunks:
             ended += self._complete_prompts(decoders, run.step)
-        self.held += [sequence for sequence in ended if sequence.hold]
+        for sequence in ended:
+            sequence.finish_reason = "length"
+            if sequence.hold:
+                self.held.append(sequence)
         self._end(ended)
         return ended
 
@@ -298,34 +320,31 @@ class Scheduler:
         fill = decoders.turns_to_fill() if self.waiting else None
         if fill is not None:
             steps = min(steps, fill)
-        free, turn = self.pool.num_free, decoders.turn
+        free = self.pool.num_free
         at_most = (steps // self.pool.block_tokens + 1) * decoders.count
-        if at_most > free and decoders.blocks_until(turn + steps) > free:
-            turns = range(turn + 1, turn + steps + 1)
+        if at_most > free and decoders.blocks_until(decoders.turn + steps) > free:
+            turns = range(decoders.turn + 1, decoders.turn + steps + 1)
             steps = bisect_right(turns, free, key=decoders.blocks_until)
         return steps
 
     def _complete_prompts(self, decoders: Decoders, step: ScheduledStep) -> list[SequenceState]:
         ended = []
-        known = set(map(id, self._under_way))
+        known = {id(sequence) for sequence in self._under_way}
         for sequence, chunk in step.chunks:
             sequence.cached_tokens += chunk.new_tokens
             self._publish(sequence)
             if chunk.samples_token:
                 sequence.output_tokens += 1
-                if sequence.output_tokens >= sequence.most_output_tokens:
-                    sequence.finish_reason = "length"
-                    ended.append(sequence)
-        for sequence, _ in step.chunks:
-            if sequence.finish_reason is None and sequence.tokens_to_run == 1:
+            if sequence.output_tokens >= sequence.most_output_tokens:
+                ended.append(sequence)
+            elif sequence.tokens_to_run == 1:
                 decoders.join(sequence, sequence.place)
-            elif sequence.finish_reason is None and id(sequence) not in known:
+            elif id(sequence) not in known:
                 self._under_way.append(sequence)
-        self._under_way = [
-            sequence
-            for sequence in self._under_way
-            if sequence.finish_reason is None and sequence.tokens_to_run > 1
-        ]
+        if known:
+            self._under_way = [
+                sequence for sequence in self._under_way if sequence.tokens_to_run > 1
+            ]
         return ended
 
     def _add_decodes(self, step: ScheduledStep) -> None:
@@ -381,9 +400,10 @@ class Scheduler:
             left -= self._add_chunk(step, self.running[-1], left)
 
     def _add_chunk(self, step: ScheduledStep, sequence: SequenceState, most_tokens: int) -> int:
-        new_tokens = min(sequence.tokens_to_run, most_tokens)
-        samples = new_tokens == sequence.tokens_to_run
-        step.chunks.append((sequence, Chunk(new_tokens, sequence.cached_tokens, samples)))
+        left = sequence.tokens_to_run
+        new_tokens = min(left, most_tokens)
+        chunk = Chunk(new_tokens, sequence.cached_tokens, new_tokens == left)
+        step.chunks.append((sequence, chunk))
         return new_tokens
 
     def _admit(self, sequence: SequenceState, most_tokens: int) -> bool:
@@ -393,13 +413,13 @@ class Scheduler:
         taken = max(self._places, of_batch)
         if taken + places > self.settings.most_sequences:
             return False
-        pool = self.pool
-        reusable = (sequence.known_tokens - 1) // pool.block_tokens  # the last token must run
+        pool, known = self.pool, sequence.known_tokens
+        reusable = (known - 1) // pool.block_tokens  # the last token must run
         hashes = sequence.hashes_up_to(reusable, pool.block_tokens) if pool.reuse else ()
-        shared = pool.match(hashes)
+        shared = pool.match(hashes) if hashes else []
         reused_tokens = len(shared) * pool.block_tokens
-        fresh = pool.blocks_for(sequence.known_tokens) - len(shared)
-        whole = sequence.known_tokens - reused_tokens
+        fresh = pool.blocks_for(known) - len(shared)
+        whole = known - reused_tokens
         if fresh > pool.num_free or (whole > most_tokens and not self.settings.cuts_prompts):
             pool.release(shared)
             return False
@@ -426,8 +446,8 @@ class Scheduler:
         full = sequence.cached_tokens // self.pool.block_tokens
         if full > sequence.published_blocks:
             hashes = sequence.hashes_up_to(full, self.pool.block_tokens)
-            for index in range(sequence.published_blocks, len(hashes)):
-                self.pool.publish(sequence.blocks[index], hashes[index])
+            published = sequence.published_blocks
+            self.pool.publish_blocks(sequence.blocks, published, hashes[published:])
             sequence.published_blocks = full
 
     def _start_forks(self, parent: SequenceState) -> None:
@@ -462,8 +482,11 @@ class Scheduler:
     def _end(self, ended: Sequence[SequenceState]) -> None:
         if not ended:
             return
-        gone = {id(sequence) for sequence in ended}
-        self.running = [sequence for sequence in self.running if id(sequence) not in gone]
+        if len(ended) == 1:
+            self.running.remove(ended[0])
+        else:
+            gone = {id(sequence) for sequence in ended}
+            self.running = [sequence for sequence in self.running if id(sequence) not in gone]
         self._places -= len(ended)
         for sequence in ended:
             if not (sequence.hold and sequence.finish_reason):

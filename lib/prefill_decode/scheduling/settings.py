@@ -1,6 +1,7 @@
 """SchedulerSettings: the policy of a scheduler, and how much may run or wait at a time."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, get_args
 
 Policy = Literal["chunked", "decode_first", "prefill_first", "static"]
@@ -33,10 +34,10 @@ class SchedulerSettings:
                 f"no limit; got {self.most_waiting}"
             )
 
-    @property
+    @cached_property
     def cuts_prompts(self) -> bool:
         return self.policy == "chunked"
 
-    @property
+    @cached_property
     def decodes_first(self) -> bool:
         return self.policy in ("chunked", "decode_first")

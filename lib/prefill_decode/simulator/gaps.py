@@ -61,9 +61,7 @@ class _Runs:
     """The runs of a timeline, and the segments (turns since + 1 to last) that lie over them."""
 
     def __init__(self, timeline: Timeline, since: Integers, last: Integers) -> None:
-        before = np.frombuffer(timeline.before, np.int64)
-        start, first = np.frombuffer(timeline.start_s), np.frombuffer(timeline.first_s)
-        self.growth = np.frombuffer(timeline.growth_s)
+        before, start, first, self.growth = timeline.runs()
         self.first, self.steps = first, np.diff(before, append=last.max())
         end = start + self.steps * first + self.growth * (self.steps * (self.steps - 1) / 2)
         self.head = start + first - np.concatenate([[nan], end[:-1]])  # the gap before a run

@@ -1,7 +1,8 @@
 """Instance: one scheduler whose steps take the time that prices say.
 
-The scheduler is the engine's. It is asked for runs of steps (or, to check that, for single steps
-priced by the roofline itself), and a run is cut when something comes that the next step may hold.
+The scheduler is the engine's. It is asked for runs of steps over blocks that are only counted (or,
+to check that, for single steps over the engine's blocks, priced by the roofline itself), and a run
+is cut when something comes that the next step may hold.
 """
 
 from collections import deque
@@ -9,6 +10,7 @@ from math import ceil, inf, nan, sqrt
 
 from prefill_decode.scheduling import (
     BlockPool,
+    CountedPool,
     OutOfBlocks,
     QueueFull,
     ScheduledRun,
@@ -27,30 +29,30 @@ class Instance:
         self, number: int, pool: Pool, prices: Prices, log: TokenLog, step_by_step: bool
     ) -> None:
         self.number, self.pool, self.prices = number, pool, prices
+        blocks = BlockPool if step_by_step else CountedPool
         self.scheduler = Scheduler(
-            BlockPool(pool.num_blocks, pool.block_tokens, pool.reuse), pool.settings
+            blocks(pool.num_blocks, pool.block_tokens, pool.reuse), pool.settings
         )
-        self.computed_elsewhere: deque[Served] = deque()  # whose caches have come and wait for room
+        self.offered: deque[Served] = deque()  # whose caches wait elsewhere for room here
+        self.reserved: list[Served] = []  # have just got it: their caches may travel
+        self.arrived: list[Served] = []  # their caches have: they run from the next step on
         self.turn = 0
         self.num_steps = 0
         self.busy_s = 0.0
-        self.end_s = inf  # of the run under way
+        self.end_s = inf  # of the run under way; without one it is idle
         self._log, self._timeline = log, log.timelines[number]
         self._step_by_step = step_by_step
         self._run: ScheduledRun | None = None
         self._start_s = self._first_s = self._growth_s = 0.0
         self._passed = self._steps = 0
-
-    @property
-    def is_busy(self) -> bool:
-        return self._run is not None
+        self._keeps_contents: bool | None = None  # the run; None until somebody asks
 
     def start(self, now_s: float) -> bool:
         """Begin what runs next. False if nothing does."""
         assert self._run is None
-        if self.computed_elsewhere:
+        if self.arrived or self.offered:
             self._take_in()
-        run = self._next_run()
+        run = self._single_step() if self._step_by_step else self.scheduler.next_run(MOST_STEPS)
         if run is None:
             for sequence in self.scheduler.waiting:  # who lost blocks, and nobody runs
                 self._end_segment(sequence)
@@ -63,7 +65,7 @@ class Instance:
         else:
             self._first_s, self._growth_s = self.prices.decodes(run.decodes, run.context_tokens)
         self._run, self._start_s = run, now_s
-        self._passed, self._steps = 0, run.steps
+        self._passed, self._steps, self._keeps_contents = 0, run.steps, None
         self.end_s = now_s + self._taken_s(run.steps)
         return True
 
@@ -108,7 +110,11 @@ class Instance:
     def show(self, now_s: float) -> None:
         """Let the block pool stand as it stands in the step that is running."""
         run = self._run
-        if run is None or run.steps == 1:
+        if run is None:
+            return
+        if self._keeps_contents is None:
+            self._keeps_contents = self.scheduler.keeps_contents(run)
+        if self._keeps_contents or run.steps == 1:
             return
         steps = self._steps_until(now_s)
         if self._start_s + self._taken_s(steps) > now_s:
@@ -119,19 +125,20 @@ class Instance:
             self._passed = steps
 
     def _take_in(self) -> None:
-        """Caches that have come, in their order, unless somebody older waits for room."""
-        while self.computed_elsewhere and not self.scheduler.waiting:
-            served = self.computed_elsewhere[0]
+        """What a decode worker does before a step: whose cache has come decodes, and who waits
+        gets blocks, in their order and as far as there are any."""
+        for served in self.arrived:
+            self.scheduler.start(served)
+            served.since_turn, served.first_s = self.turn, nan
+        self.arrived.clear()
+        while self.offered:
             try:
-                self.scheduler.accept(served, served.known_tokens - 1)
+                self.scheduler.reserve(self.offered[0])
             except (OutOfBlocks, QueueFull):
                 return
-            self.computed_elsewhere.popleft()
-            served.since_turn, served.first_s = self.turn, nan
+            self.reserved.append(self.offered.popleft())
 
-    def _next_run(self) -> ScheduledRun | None:
-        if not self._step_by_step:
-            return self.scheduler.next_run(MOST_STEPS)
+    def _single_step(self) -> ScheduledRun | None:
         step = self.scheduler.next_step()
         return None if step is None else ScheduledRun(step, by_sequence=True)
 

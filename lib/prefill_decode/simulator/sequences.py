@@ -19,11 +19,18 @@ class Served(SequenceState):
     index: int = 0  # of the request
     since_turn: int = NO_SEGMENT
     first_s: float = nan  # of the segment, if its first token came at no turn
-    sender: int = -1  # the instance that keeps its blocks while its cache travels
+    source: "Served | None" = None  # whose blocks, at another instance, hold its cache
+    sender: int = -1  # that instance
+    taker: int = -1  # the place among the instances that decode of the one that goes on with it
+
+
+MOST_BLOCKS = 2**40  # of a prompt
 
 
 class Contents:
-    """Names for what the blocks of prompts hold: equal for equal beginnings, at one block size."""
+    """Names for what the blocks of prompts hold: equal for equal beginnings, at one block size. A
+    name is a number, made of those of the chain of pieces that its block ends in and of the block.
+    """
 
     def __init__(self) -> None:
         self._chains: dict[tuple[int, int, int], int] = {}
@@ -39,5 +46,6 @@ class Contents:
             key = (chain, text, length)
             chain = self._chains.setdefault(key, len(self._chains) + 1)
             tokens += length
-            names += [(chain, i) for i in range(len(names), tokens // block_tokens)]
+            first = chain * MOST_BLOCKS
+            names += range(first + len(names), first + tokens // block_tokens)
         return names

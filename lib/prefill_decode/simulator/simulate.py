@@ -5,13 +5,15 @@ happens at one instant is taken together before any instance begins its next ste
 cut short only by what its next step may hold, so the cost follows the events and not the tokens.
 
 Counts:  queues, batches, chunks, blocks, preemption, prefixes found in caches, transfers that share
-         a link. A prefill instance holds a prompt's blocks until its cache has left.
+         a link. A prefill instance holds a prompt's blocks until its cache has left, and it leaves
+         when the decode instance has reserved blocks for it, between two of its steps.
 Ignores: the router's own time and the client's; a transfer's start before the prompt is read
-         whole; room where caches wait for a decode instance.
+         whole; prompts that a coordinator keeps back while no decode instance has a place.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from heapq import heappop, heappush
+from itertools import pairwise
 from math import inf
 
 from prefill_decode.request import Request
@@ -68,44 +70,57 @@ class _Simulation:
         self.links = self._make_links()
         self.contents = {pool.block_tokens: Contents() for pool in fleet.pools}
         self.failures: dict[int, str] = {}
-        self.events: list[tuple[float, int, int, Instance | Link | None, Served | None]] = []
+        self.events: list[tuple[float, int, Instance | Link, Served | None]] = []
         self.serial = 0
         self.ready: list[Instance] = []
 
     def run(self, progress: Progress | None) -> Outcome:
         requests, events = self.requests, self.events
-        order = sorted(range(len(requests)), key=lambda index: requests[index].arrival_s)
-        arrived, num_requests = 0, len(requests)
-        while arrived < num_requests or events:
-            next_s = requests[order[arrived]].arrival_s if arrived < num_requests else inf
-            now_s = min(next_s, events[0][0]) if events else next_s
+        arrived, order = 0, self._in_order()
+        next_s = requests[order[0]].arrival_s
+        while next_s < inf or events:
+            now_s = events[0][0] if events and events[0][0] < next_s else next_s
             while events and events[0][0] <= now_s:
-                _, _, _, where, served = heappop(events)
+                _, _, where, served = heappop(events)
                 self._happen(now_s, where, served)
             while next_s <= now_s:
                 self._arrive(now_s, order[arrived])
                 arrived += 1
                 if progress is not None and arrived % PROGRESS_REQUESTS == 0:
                     progress(arrived)
-                next_s = requests[order[arrived]].arrival_s if arrived < num_requests else inf
+                next_s = requests[order[arrived]].arrival_s if arrived < len(order) else inf
             for instance in self.ready:
-                if not instance.is_busy and instance.start(now_s):
-                    self._push(instance.end_s, instance)
+                if instance.end_s == inf:
+                    if instance.start(now_s):
+                        self._push(instance.end_s, instance)
+                    if instance.reserved:
+                        self._send(now_s, instance)
             self.ready.clear()
         return Outcome(self.fleet, requests, self.log, self.failures, self.instances, self.links)
 
-    def _happen(self, now_s: float, where: Instance | Link | None, served: Served | None) -> None:
+    def _in_order(self) -> Sequence[int]:
+        """Requests by the time of their arrival."""
+        times_s = [request.arrival_s for request in self.requests]
+        everyone = range(len(times_s))
+        if all(earlier <= later for earlier, later in pairwise(times_s)):
+            return everyone
+        return sorted(everyone, key=times_s.__getitem__)
+
+    def _happen(self, now_s: float, where: Instance | Link, served: Served | None) -> None:
         if isinstance(where, Instance):
             if served is not None:
-                self._take_cache(now_s, where, served)
-            elif where.is_busy and where.end_s == now_s:
+                where.arrived.append(served)
+                self._wake(now_s, where)
+            elif where.end_s == now_s:  # else the run was cut short: it has ended
                 self._end_run(now_s, where)
-        elif where is not None and where.next_end_s <= now_s:
+        elif where.next_end_s <= now_s:
             self._end_transfers(now_s, where)
 
     def _arrive(self, now_s: float, index: int) -> None:
         request = self.requests[index]
-        hits = self._hits(now_s, request) if self.fleet.routing == "prefix_aware" else None
+        contents = self._contents(request) if request.pieces else {}
+        by_hits = contents and self.fleet.routing == "prefix_aware"
+        hits = self._hits(now_s, request, contents) if by_hits else None
         place = self.front_router.choose(self.front_loads, hits)
         instance = self.fronts[place]
         pool = instance.pool
@@ -114,7 +129,7 @@ class _Simulation:
             request.request_id,
             request.prompt_tokens,
             1 if hands_over else request.output_tokens,
-            block_hashes=self._contents(request, pool.block_tokens) if pool.reuse else [],
+            block_hashes=contents.get(pool.block_tokens, []) if pool.reuse else [],
             hold=hands_over,
             index=index,
         )
@@ -130,22 +145,22 @@ class _Simulation:
         if line_was_empty:  # else the next step waits for somebody before it
             self._wake(now_s, instance)
 
-    def _hits(self, now_s: float, request: Request) -> list[int] | None:
+    def _hits(
+        self, now_s: float, request: Request, contents: Mapping[int, list[Hashable]]
+    ) -> list[int]:
         """Tokens of the prompt that the cache of each instance has."""
-        if not request.pieces:
-            return None
+        most = request.prompt_tokens - 1  # the last token must run
+        names = {size: found[: most // size] for size, found in contents.items()}
         hits = []
         for instance in self.fronts:
             instance.show(now_s)
             size = instance.pool.block_tokens
-            names = self._contents(request, size)[: (request.prompt_tokens - 1) // size]
-            hits.append(size * instance.scheduler.pool.count_matching(names))
+            hits.append(size * instance.scheduler.pool.count_matching(names[size]))
         return hits
 
-    def _contents(self, request: Request, block_tokens: int) -> list[object]:
-        if not request.pieces:
-            return []
-        return self.contents[block_tokens].of(request, block_tokens)
+    def _contents(self, request: Request) -> dict[int, list[Hashable]]:
+        """Of the first full blocks of a prompt, by their size."""
+        return {size: contents.of(request, size) for size, contents in self.contents.items()}
 
     def _check_decodes(self, request: Request) -> None:
         """A request must fit whole wherever it may be decoded."""
@@ -154,52 +169,55 @@ class _Simulation:
             check_sequence(whole, instance.scheduler.pool, instance.pool.settings)
 
     def _end_run(self, now_s: float, instance: Instance) -> None:
-        place = self.place[instance.number]
-        loads = self.decode_loads if instance.pool.role == "decode" else self.front_loads
-        for served in instance.finish(now_s):
-            loads[place] -= 1
+        ended = instance.finish(now_s)
+        if ended:
+            loads = self.decode_loads if instance.pool.role == "decode" else self.front_loads
+            loads[self.place[instance.number]] -= len(ended)
+        for served in ended:
             if served.hold:
-                self._send(now_s, instance, served)
+                self._offer(now_s, instance, served)
         self.ready.append(instance)
 
-    def _send(self, now_s: float, instance: Instance, served: Served) -> None:
-        link = self.links[0 if self.fleet.transfer.shared else self.place[instance.number]]
-        served.sender = instance.number
-        link.send(now_s, served, instance.prices.kv_bytes(served.prompt_tokens))
-        self._push(link.next_end_s, link)
+    def _offer(self, now_s: float, instance: Instance, source: Served) -> None:
+        """A prompt's cache is complete: it stands in line for blocks where it will be decoded."""
+        place = self.decode_router.choose(self.decode_loads)
+        self.decode_loads[place] += 1
+        request, taker = self.requests[source.index], self.decoders[place]
+        served = Served(
+            request.request_id,
+            request.prompt_tokens,
+            request.output_tokens,
+            index=source.index,
+            source=source,
+            sender=instance.number,
+            taker=place,
+        )
+        taker.offered.append(served)
+        if len(taker.offered) == 1:  # else somebody before it waits for the end of another
+            self._wake(now_s, taker)
+
+    def _send(self, now_s: float, taker: Instance) -> None:
+        """Caches whose blocks are there begin to travel."""
+        for served in taker.reserved:
+            link = self.links[0 if self.fleet.transfer.shared else self.place[served.sender]]
+            link.send(now_s, served, taker.prices.kv_bytes(served.prompt_tokens))
+            self._push(link.next_end_s, link)
+        taker.reserved.clear()
 
     def _end_transfers(self, now_s: float, link: Link) -> None:
         for served in link.arrived(now_s):
             sender = self.instances[served.sender]
-            sender.scheduler.release(served)
+            assert served.source is not None
+            sender.scheduler.release(served.source)
+            served.source = None
             self._wake(now_s, sender)
-            place = self.decode_router.choose(self.decode_loads)
-            self.decode_loads[place] += 1
-            self._push(
-                now_s + self.fleet.transfer.latency_s,
-                self.decoders[place],
-                self._continued(served),
-            )
+            there_s = now_s + self.fleet.transfer.latency_s
+            self._push(there_s, self.decoders[served.taker], served)
         if link.next_end_s < inf:
             self._push(link.next_end_s, link)
 
-    def _continued(self, served: Served) -> Served:
-        request = self.requests[served.index]
-        return Served(
-            request.request_id,
-            request.prompt_tokens,
-            request.output_tokens,
-            output_tokens=1,
-            index=served.index,
-        )
-
-    def _take_cache(self, now_s: float, instance: Instance, served: Served) -> None:
-        instance.computed_elsewhere.append(served)
-        if len(instance.computed_elsewhere) == 1:
-            self._wake(now_s, instance)
-
     def _wake(self, now_s: float, instance: Instance) -> None:
-        if not instance.is_busy:
+        if instance.end_s == inf:
             self.ready.append(instance)
         elif instance.interrupt(now_s):
             self._push(instance.end_s, instance)
@@ -211,4 +229,4 @@ class _Simulation:
 
     def _push(self, time_s: float, where: Instance | Link, served: Served | None = None) -> None:
         self.serial += 1
-        heappush(self.events, (time_s, self.serial, self.serial, where, served))
+        heappush(self.events, (time_s, self.serial, where, served))

@@ -20,23 +20,25 @@ class Timeline:
     """The turns of an instance; turn n is its n-th step in which sequences decode, from 1."""
 
     def __init__(self) -> None:
-        self.before = array("q")  # turns before the run
-        self.start_s = array("d")
-        self.first_s = array("d")
-        self.growth_s = array("d")
+        self._lines = array("d")  # of each run: turns before it, start, first step, growth
+
+    def __len__(self) -> int:
+        return len(self._lines) // 4
 
     def add(self, before: int, start_s: float, first_s: float, growth_s: float) -> None:
-        self.before.append(before)
-        self.start_s.append(start_s)
-        self.first_s.append(first_s)
-        self.growth_s.append(growth_s)
+        self._lines.extend((before, start_s, first_s, growth_s))
+
+    def runs(self) -> tuple[Integers, Floats, Floats, Floats]:
+        """Turns before each run, its start, the time of its first step and what each further step
+        adds, seconds."""
+        lines = np.frombuffer(self._lines).reshape(-1, 4)
+        return lines[:, 0].astype(np.int64), lines[:, 1], lines[:, 2], lines[:, 3]
 
     def times_s(self, turns: Integers) -> Floats:
         """When these turns ended."""
-        before = np.frombuffer(self.before, np.int64)
+        before, starts, firsts, growths = self.runs()
         run = np.searchsorted(before, turns, side="left") - 1
-        start = np.frombuffer(self.start_s)[run]
-        first, growth = np.frombuffer(self.first_s)[run], np.frombuffer(self.growth_s)[run]
+        start, first, growth = starts[run], firsts[run], growths[run]
         step = (turns - before[run]).astype(np.float64)
         found: Floats = start + step * first + growth * (step * (step - 1) / 2)
         return found
