@@ -114,6 +114,9 @@ class Foreseen:
         prompt = on_time and latency.joining_s <= objectives.stall_s
         return (self.burst.streams * streams + prompt) / (self.burst.streams + 1)
 
+    def readers_good(self, way: str) -> float:
+        return self.share_good(way, self.readers)
+
 
 def foresee(model: ModelSpec, burst: Burst, whole: Hardware, share: Hardware) -> Foreseen:
     """From least times: `whole` for one engine, `share` for each of two workers."""
