@@ -1,28 +1,39 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from prefill_decode.measure import Kernel, ceilings_on_threads, torch_threads
+from prefill_decode.measure import Kernel, ceilings_on_threads, timer, torch_threads
 
 
-def test_kernels_run_on_so_many_threads_and_on_all_again(machine, ceilings):
-    seen = []
-    matrix, read = (
-        Kernel(name, amount, lambda: seen.append(torch.get_num_threads()))
-        for name, amount in (("matrix", 4e3), ("read", 2e3))
-    )
+def test_ceilings_are_scaled_by_what_so_many_threads_reach_in_the_same_rounds(
+    machine, ceilings, monkeypatch
+):
+    """A clock that only kernels move: on one of two threads products take twice as long, reads
+    a quarter longer."""
+    now_s, seen = [0.0], []
+
+    def kernel(name, amount, one_s):
+        def run():
+            seen.append(torch.get_num_threads())
+            now_s[0] += one_s if seen[-1] == 1 else 1.0
+
+        return Kernel(name, amount, run)
+
+    monkeypatch.setattr(timer.time, "perf_counter", lambda: now_s[0])
+    monkeypatch.setattr(timer, "OtherLoad", lambda own_s: SimpleNamespace(took_more_than=bool))
+    made = replace(ceilings, matrix=kernel("matrix", 4e3, 2.0), read=kernel("read", 2e3, 1.25))
     before = torch.get_num_threads()
     with torch_threads(2):
-        found = ceilings_on_threads(
-            replace(ceilings, matrix=matrix, read=read), machine, threads=1, budget_s=0.01
-        )
+        found = ceilings_on_threads(made, machine, threads=1, budget_s=0.01)
         assert torch.get_num_threads() == 2
     assert torch.get_num_threads() == before
-    assert set(seen) == {1}
+    assert seen.count(1) == seen.count(2) > 0
+    whole = ceilings.hardware
+    assert found.peak_flops_per_s == pytest.approx(whole.peak_flops_per_s / 2)
+    assert found.bandwidth_bytes_per_s == pytest.approx(whole.bandwidth_bytes_per_s / 1.25)
     assert found.name == "1 of 2 threads of Test CPU @ 2.0, 2 cores"
-    assert found.peak_flops_per_s > 0
-    assert found.dtype == ceilings.hardware.dtype
 
 
 def test_threads_come_back_whatever_happens():

@@ -16,20 +16,32 @@ from prefill_decode.measure.timer import Step, interleave
 def ceilings_on_threads(
     ceilings: Ceilings, machine: Machine, threads: int, budget_s: float = 2.0, seed: int = 0
 ) -> Hardware:
-    """The two kernels that set the ceilings, once more on so many threads of the CPU. Takes about
-    `budget_s` seconds."""
+    """The ceilings times what so many threads of the CPU reach of them: the two kernels that set
+    them run on all threads and on these in the same rounds. Takes about `budget_s` seconds."""
     if not 1 <= threads <= machine.threads or machine.device != "cpu":
         raise ValueError(
             f"threads are those of a CPU, from 1 to {machine.threads} here; got {threads} of "
             f"{machine.device}"
         )
-    steps = {name: _on_threads(run, threads) for name, run in ceilings.steps().items()}
-    times = interleave(steps, replace(machine, threads=threads), budget_s, seed)
+    steps = ceilings.steps()
+    few = {_on(name, threads): _on_threads(run, threads) for name, run in steps.items()}
+    times = interleave(steps | few, machine, budget_s, seed)
+    matrix, read = (
+        times.ratio(kernel.name, over=_on(kernel.name, threads)).median
+        for kernel in (ceilings.matrix, ceilings.read)
+    )
+    whole = ceilings.hardware
     return replace(
-        ceilings.during(times),
+        whole,
         name=f"{threads} of {machine.threads} threads of {machine.title}",
+        peak_flops_per_s=matrix * whole.peak_flops_per_s,
+        bandwidth_bytes_per_s=read * whole.bandwidth_bytes_per_s,
         source=f"measured here, on {threads} of {machine.threads} threads",
     )
+
+
+def _on(kernel: str, threads: int) -> str:
+    return f"{kernel}, {threads} threads"
 
 
 def _on_threads(run: Step, threads: int) -> Callable[[], None]:
