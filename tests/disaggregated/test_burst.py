@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from prefill_decode.disaggregated import burst as module
-from prefill_decode.disaggregated.burst import PROMPT, QUIET_GAPS, live_through
+from prefill_decode.disaggregated.burst import PROMPT, QUIET_GAPS, Lived, live_through
 from prefill_decode.engine.answering import FailedAnswer, SampledToken
+from prefill_decode.request import Request, RequestRecord
 from prefill_decode.stall_cost import Burst
 
 BURST = Burst(prompt_tokens=8, chunk_tokens=4, streams=2, context_tokens=1, answer_tokens=3)
@@ -80,6 +81,23 @@ def test_a_pause_before_the_streams_have_settled_is_no_quiet_gap(serving, monkey
     lived = live_through(serving, BURST, PROMPTS, stream_tokens=99)
     assert lived.quiet_gap_s == pytest.approx(STEP_S)
     assert lived.settled_s == pytest.approx(0.5 + 2 * STEP_S)
+
+
+def record(name, arrival_s, *times_s):
+    request = Request(name, arrival_s, 1, len(times_s))
+    return RequestRecord(request, times_s, (1,) * len(times_s))
+
+
+def test_a_gap_is_quiet_if_all_of_it_is_and_counts_for_the_prompt_if_it_ends_in_its_time():
+    """Settled at 1, asked at 4, answered at 9. Ends on a border: 4 is still quiet, 9 counts."""
+    stream = record("a", 0.0, 0.5, 1.2, 2.0, 3.0, 4.0, 6.0, 9.0, 19.0)
+    lived = Lived((stream, record(PROMPT, 4.0, 7.0, 9.0)), {}, settled_s=1.0)
+    assert lived.quiet_gap_s == pytest.approx(1.0)
+    assert lived.worst_gap_s == pytest.approx(3.0)
+    assert lived.median_gap_s == pytest.approx(2.5)
+    early = record("a", 0.0, 0.1, 2.0, 2.5, 3.0, 8.0)
+    lived = Lived((early, record(PROMPT, 4.0, 7.0, 9.0)), {}, settled_s=1.0)
+    assert lived.quiet_gap_s == pytest.approx(0.5)  # not the one that began before all had
 
 
 def test_it_goes_on_until_streams_have_as_many_tokens_as_asked_and_leaves_nothing(serving):
