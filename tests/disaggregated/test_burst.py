@@ -95,6 +95,7 @@ def test_a_gap_is_quiet_if_all_of_it_is_and_counts_for_the_prompt_if_it_ends_in_
     assert lived.quiet_gap_s == pytest.approx(1.0)
     assert lived.worst_gap_s == pytest.approx(3.0)
     assert lived.median_gap_s == pytest.approx(2.5)
+    assert lived.joining_s == pytest.approx(2.0)  # of the prompt; of the stream it is 0.7
     early = record("a", 0.0, 0.1, 2.0, 2.5, 3.0, 8.0)
     lived = Lived((early, record(PROMPT, 4.0, 7.0, 9.0)), {}, settled_s=1.0)
     assert lived.quiet_gap_s == pytest.approx(0.5)  # not the one that began before all had

@@ -76,8 +76,8 @@ def test_other_tokens_are_noticed(runner, timed):
 
 
 def test_notes_stand_in_the_place_of_the_bursts(runner, timed):
-    names = {name[way] for name in (stall.GAPS, stall.MEDIANS, stall.QUIETS, stall.WAITS)
-             for way in WAYS}  # fmt: skip
+    noted = (stall.GAPS, stall.MEDIANS, stall.QUIETS, stall.JOINS, stall.WAITS)
+    names = {each[way] for each in noted for way in WAYS}
     assert set(timed.raw_s) == names
     assert set(runner.works) == set(stall.GAPS.values())
     for way in WAYS:

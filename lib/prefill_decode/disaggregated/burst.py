@@ -52,6 +52,11 @@ class Lived:
     def median_gap_s(self) -> float:
         return median(self._during_s())
 
+    @property
+    def joining_s(self) -> float:
+        """The worst first gap of an answer, of streams and prompt: when it begins to decode."""
+        return max(gaps_s(record)[0] for record in self.records)
+
     def alike(self, token_ids: Mapping[str, Sequence[int]]) -> float:
         """The share of answers that are the same as these, as far as both reach."""
         same = [

@@ -6,9 +6,9 @@
                 with half of the threads; its coordinator here
 
 All three get the same requests and, weights and arithmetic being alike, give the same tokens. Every
-run of a way notes its times in `noted_s`, under the names of `GAPS`, `MEDIANS`, `QUIETS` and
-`WAITS`; whether its requests were within objectives, and whether their tokens were those of one
-engine, is kept beside.
+run of a way notes its times in `noted_s`, under the names of `GAPS`, `MEDIANS`, `QUIETS`,
+`JOINS` and `WAITS`; whether its requests were within objectives, and whether their tokens were
+those of one engine, is kept beside.
 
 Ignores: HTTP; the coordinator's own processor time, which the workers share their processors with.
 """
@@ -58,6 +58,7 @@ TOKENS = "share of answers with the tokens of one engine"
 GAPS = {way: f"{way}: worst gap" for way in WAYS}
 MEDIANS = {way: f"{way}: median gap" for way in WAYS}
 QUIETS = {way: f"{way}: worst gap with nobody" for way in WAYS}
+JOINS = {way: f"{way}: worst first gap of an answer" for way in WAYS}
 WAITS = {way: f"{way}: TTFT" for way in WAYS}
 SLOWER = 8  # than foreseen: for so long streams have tokens to give
 REFERENCE = 2  # than foreseen: for so long they are compared
@@ -188,6 +189,7 @@ class StallRunner:
         self._note(GAPS[way], lived.worst_gap_s)
         self._note(MEDIANS[way], lived.median_gap_s)
         self._note(QUIETS[way], lived.quiet_gap_s)
+        self._note(JOINS[way], lived.joining_s)
         self._note(WAITS[way], lived.ttft_s)
         for name, objectives in self.objectives.items():
             good = [is_good(record, objectives) for record in lived.records]

@@ -161,8 +161,8 @@ def ways_table(
     foreseen: Foreseen,
 ) -> Text:
     """What was timed of each way: `names` of its worst gap, its median gap, its worst gap with
-    nobody, and its TTFT; the least worst gap and TTFT beside."""
-    gaps, medians, quiets, waits = names
+    nobody, its worst first gap, and its TTFT; the least ones beside."""
+    gaps, medians, quiets, joins, waits = names
     rows = [
         (
             way,
@@ -170,6 +170,8 @@ def ways_table(
             format_interval_s(times.time_s(medians[way])),
             format_seconds(least.worst_gap_s),
             format_interval_s(times.time_s(gaps[way])),
+            format_seconds(least.joining_s),
+            format_interval_s(times.time_s(joins[way])),
             format_seconds(least.ttft_s),
             format_interval_s(times.time_s(waits[way])),
         )
@@ -181,6 +183,8 @@ def ways_table(
         "median gap",
         "worst gap, least",
         "worst gap",
+        "first gap, least",
+        "worst first gap",
         "TTFT, least",
         "TTFT",
     )
