@@ -54,6 +54,9 @@ def test_every_quantity_that_the_claim_predicts_is_found(runner, timed):
                           stall.GOOD_WHOLE, stall.QUIET, stall.TOKENS}  # fmt: skip
     assert all(interval.n >= 6 for interval in found.values())
     assert found[stall.WAIT].low >= 1.0
+    waits = zip(*(timed.times_s(stall.WAITS[way]) for way in (APART, ONE_PIECE)), strict=True)
+    perfect = [apart_s / one_s for apart_s, one_s in waits]
+    assert runner.found(timed, perfect)[stall.WAIT].high == 1.0
 
 
 def test_all_three_ways_give_the_tokens_of_one_engine(runner, timed):

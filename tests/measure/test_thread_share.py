@@ -4,7 +4,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from prefill_decode.measure import Kernel, ceilings_on_threads, timer, torch_threads
+from prefill_decode.measure import (
+    Kernel,
+    ceilings_on_threads,
+    matrix_on_threads,
+    timer,
+    times_slower,
+    torch_threads,
+)
 
 
 def test_ceilings_are_scaled_by_what_so_many_threads_reach_in_the_same_rounds(
@@ -47,3 +54,10 @@ def test_threads_come_back_whatever_happens():
 def test_threads_that_are_not_there_are_refused(machine, ceilings, threads, device):
     with pytest.raises(ValueError, match=f"got {threads} of {device}"):
         ceilings_on_threads(ceilings, replace(machine, device=device), threads)
+
+
+def test_how_much_slower_products_are_is_told_round_by_round(timings, ceilings):
+    (name,) = matrix_on_threads(ceilings, 1)
+    raw_s = {**timings.raw_s, name: tuple(0.010 + 0.001 * i for i in range(10))}
+    found = times_slower(replace(timings, raw_s=raw_s), ceilings, 1)
+    assert found == pytest.approx([2.0 + 0.2 * i for i in range(10)])

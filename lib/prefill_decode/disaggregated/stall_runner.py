@@ -153,16 +153,19 @@ class StallRunner:
             for name in self.objectives
         }
 
-    def found(self, times: Timings) -> dict[str, Interval]:
-        """What was predicted, measured."""
+    def found(self, times: Timings, slower: Sequence[float] | None = None) -> dict[str, Interval]:
+        """What was predicted, measured. `slower`: in every round, how many times as long products
+        take on a worker's threads; as foreseen where they were not among what was timed."""
         waits = (times.times_s(WAITS[way]) for way in (APART, ONE_PIECE))
         ratios = [apart_s / one_s for apart_s, one_s in zip(*waits, strict=True)]
-        law, good = self.foreseen.wait_ratio, self.goodput(times)["readers"]
+        laws = [self.foreseen.wait_ratio] * len(ratios) if slower is None else slower
+        misses = [max(r / law, law / r) for r, law in zip(ratios, laws, strict=True)]
+        good = self.goodput(times)["readers"]
         alike = [min(each) for each in zip(*self.alike.values(), strict=False)]
         return {
             WHOLE_GAP: times.ratio(GAPS[ONE_PIECE], over=GAPS[APART]),
             PIECE_GAP: times.ratio(GAPS[CHUNKED], over=GAPS[APART]),
-            WAIT: median_interval([max(ratio / law, law / ratio) for ratio in ratios]),
+            WAIT: median_interval(misses),
             GOOD_APART: good[APART],
             GOOD_WHOLE: good[ONE_PIECE],
             QUIET: times.ratio(QUIETS[ONE_PIECE], over=QUIETS[APART]),

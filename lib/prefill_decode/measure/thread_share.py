@@ -10,7 +10,7 @@ from dataclasses import replace
 from prefill_decode.hardware import Hardware
 from prefill_decode.measure.ceilings import Ceilings
 from prefill_decode.measure.machine import Machine
-from prefill_decode.measure.timer import Step, interleave
+from prefill_decode.measure.timer import Step, Timings, interleave
 
 
 def ceilings_on_threads(
@@ -38,6 +38,19 @@ def ceilings_on_threads(
         bandwidth_bytes_per_s=read * whole.bandwidth_bytes_per_s,
         source=f"measured here, on {threads} of {machine.threads} threads",
     )
+
+
+def matrix_on_threads(ceilings: Ceilings, threads: int) -> dict[str, Step]:
+    """The kernel that set the matrix rate on so many threads, to be timed among what it judges."""
+    kernel = ceilings.matrix
+    return {_on(kernel.name, threads): _on_threads(kernel.run, threads)}
+
+
+def times_slower(times: Timings, ceilings: Ceilings, threads: int) -> list[float]:
+    """In every round, how many times as long that kernel took on them as on all threads."""
+    name = ceilings.matrix.name
+    few_s, all_s = times.times_s(_on(name, threads)), times.times_s(name)
+    return [few / whole for few, whole in zip(few_s, all_s, strict=True)]
 
 
 def _on(kernel: str, threads: int) -> str:
