@@ -19,6 +19,7 @@ LAYERS = [  # lowest first; a part may import from lower layers and from itself
         "chunking",
         "certify",
         "transfer_cost",
+        "stall_cost",
         "event_stream",
         "serving_metrics",
         "statistics",
@@ -67,6 +68,7 @@ INNER_ORDER = [
     "batching",
     "certify",
     "transfer_cost",
+    "stall_cost",
 ]
 TORCH_ALLOWED = {"kernels", "products", "engine", "measure", "endpoint", "disaggregated"}
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

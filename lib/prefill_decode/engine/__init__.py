@@ -18,7 +18,7 @@ from prefill_decode.engine.line_runner import LineRunner
 from prefill_decode.engine.paged_engine import PagedEngine, PlacedChunk
 from prefill_decode.engine.sampling import Sampled, Sampling, sample
 from prefill_decode.engine.serving import ServingEngine, build_serving_engine
-from prefill_decode.engine.slices import choose_slice
+from prefill_decode.engine.slices import choose_slice, slice_of
 from prefill_decode.engine.step_runner import (
     StepRunner,
     choose_dtypes,
@@ -51,4 +51,5 @@ __all__ = [
     "one_after_another",
     "sample",
     "scoring_differences",
+    "slice_of",
 ]

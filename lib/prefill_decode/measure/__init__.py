@@ -9,6 +9,12 @@ from prefill_decode.measure.ceilings import (
 from prefill_decode.measure.doctor import Finding, examine, notes
 from prefill_decode.measure.machine import Machine, describe_machine, products_of
 from prefill_decode.measure.processor_time import processor_time_s
+from prefill_decode.measure.thread_share import (
+    ceilings_on_threads,
+    matrix_on_threads,
+    times_slower,
+    torch_threads,
+)
 from prefill_decode.measure.timer import Kernel, Timings, interleave
 
 __all__ = [
@@ -18,12 +24,16 @@ __all__ = [
     "Machine",
     "Timings",
     "broken_ruler_in",
+    "ceilings_on_threads",
     "describe_machine",
     "examine",
     "interleave",
+    "matrix_on_threads",
     "measure_ceilings",
     "measure_ceilings_in",
     "notes",
     "processor_time_s",
     "products_of",
+    "times_slower",
+    "torch_threads",
 ]

@@ -31,6 +31,13 @@ from prefill_decode.plots.growth_figures import (
     time_against_context,
     time_of_each_prompt_token,
 )
+from prefill_decode.plots.stall_figures import (
+    foreseen_table,
+    gap_against_wait,
+    gaps_of_ways,
+    goodput_table,
+    ways_table,
+)
 from prefill_decode.plots.tables import (
     Text,
     capacity_table,
@@ -59,8 +66,12 @@ __all__ = [
     "chunks_table",
     "crossover_map",
     "first_token_table",
+    "foreseen_table",
+    "gap_against_wait",
+    "gaps_of_ways",
     "gaps_over_time",
     "generated_against_scored",
+    "goodput_table",
     "handover_table",
     "hidden_by_the_prefill",
     "laws_table",
@@ -83,5 +94,6 @@ __all__ = [
     "time_of_each_prompt_token",
     "times_table",
     "verdict_table",
+    "ways_table",
     "work_table",
 ]
