@@ -1,9 +1,12 @@
 """A replay answers every request, when it arrives, with the prompts that the requests name."""
 
+import threading
+
 import pytest
 
 from prefill_decode.calibrating import replay
 from prefill_decode.calibrating.replaying import from_zero, prompt_ids
+from prefill_decode.engine.answering import SampledToken
 from prefill_decode.engine.serving import build_serving_engine
 from prefill_decode.request import Request
 from prefill_decode.scheduling import SchedulerSettings
@@ -33,6 +36,39 @@ def test_what_the_engine_refuses_is_a_failure_and_the_rest_is_served(tiny_model)
     assert "may have 512 tokens" in records[0].failure
     assert all("wait" in record.failure for record in records[3:])
     assert all(is_answered(record) for record in records[1:3])
+
+
+class Waiting:
+    """An engine elsewhere: its step only waits, until it is woken, and then answers all it has."""
+
+    def __init__(self):
+        self.asked, self.woken = [], threading.Event()
+
+    @property
+    def has_work(self):
+        return bool(self.asked)
+
+    def submit(self, request_id, prompt_ids, max_output_tokens):
+        self.asked.append(request_id)
+
+    def wake(self):
+        self.woken.set()
+
+    def step(self):
+        assert self.woken.wait(10)
+        self.woken.clear()
+        if len(self.asked) < 2:
+            return []
+        told = [SampledToken(name, 0, 1, "length", None, ()) for name in self.asked]
+        self.asked.clear()
+        return told
+
+
+def test_an_engine_that_waits_elsewhere_is_woken_when_a_request_arrives():
+    """The first request's answer waits for the second, which could not be submitted otherwise."""
+    requests = [Request("a", 0.0, 5, 1), Request("b", 0.1, 5, 1)]
+    records = replay(Waiting(), requests, 10)
+    assert all(is_answered(record) and record.event_times_s[0] >= 0.1 for record in records)
 
 
 def test_prompts_begin_alike_where_their_pieces_say_so(tiny_model):

@@ -9,11 +9,14 @@ Ignores: HTTP, text, other threads.
 """
 
 import random
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from prefill_decode.engine.answering import Answering, FailedAnswer
+from prefill_decode.engine.serving import ServingEngine
 from prefill_decode.request import Request, RequestRecord
 from prefill_decode.scheduling import QueueFull
 
@@ -33,26 +36,27 @@ def replay(
     failures: dict[str, str] = {}
     arrived = 0
     started_s = time.perf_counter()
-    while arrived < len(order) or engine.has_work:
-        now_s = time.perf_counter() - started_s
-        while arrived < len(order) and requests[order[arrived]].arrival_s <= now_s:
-            request = requests[order[arrived]]
-            try:
-                engine.submit(request.request_id, prompts[order[arrived]], request.output_tokens)
-            except (ValueError, QueueFull) as refusal:
-                failures[request.request_id] = str(refusal)
-            arrived += 1
-        if not engine.has_work:
-            if arrived < len(order):
-                time.sleep(max(0.0, requests[order[arrived]].arrival_s - now_s))
-            continue
-        news = engine.step()
-        now_s = time.perf_counter() - started_s
-        for token in news:
-            if isinstance(token, FailedAnswer):
-                failures[token.request_id] = token.reason
-            else:
-                times_s[token.request_id].append(now_s)
+    with _woken(engine, started_s, [requests[index].arrival_s for index in order]):
+        while arrived < len(order) or engine.has_work:
+            now_s = time.perf_counter() - started_s
+            while arrived < len(order) and requests[order[arrived]].arrival_s <= now_s:
+                one, ids = requests[order[arrived]], prompts[order[arrived]]
+                try:
+                    engine.submit(one.request_id, ids, one.output_tokens)
+                except (ValueError, QueueFull) as refusal:
+                    failures[one.request_id] = str(refusal)
+                arrived += 1
+            if not engine.has_work:
+                if arrived < len(order):
+                    time.sleep(max(0.0, requests[order[arrived]].arrival_s - now_s))
+                continue
+            news = engine.step()
+            now_s = time.perf_counter() - started_s
+            for token in news:
+                if isinstance(token, FailedAnswer):
+                    failures[token.request_id] = token.reason
+                else:
+                    times_s[token.request_id].append(now_s)
     return [_record(request, times_s, failures) for request in requests]
 
 
@@ -70,6 +74,31 @@ def from_zero(requests: Sequence[Request]) -> list[Request]:
     """The same requests, the first of them at 0 s."""
     start_s = min(request.arrival_s for request in requests)
     return [replace(request, arrival_s=request.arrival_s - start_s) for request in requests]
+
+
+@contextmanager
+def _woken(engine: Answering, started_s: float, arrivals_s: Sequence[float]) -> Iterator[None]:
+    """Wakes the engine when a request has arrived: a step that waits for other processes must not
+    keep an arrival waiting. One in this process never only waits."""
+    if isinstance(engine, ServingEngine):
+        yield
+        return
+    over = threading.Event()
+
+    def ring() -> None:
+        for arrival_s in arrivals_s:
+            while (early_s := arrival_s - (time.perf_counter() - started_s)) > 0:
+                if over.wait(early_s):
+                    return
+            engine.wake()
+
+    thread = threading.Thread(target=ring, name="arrivals", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _record(
