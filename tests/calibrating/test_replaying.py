@@ -39,7 +39,7 @@ def test_what_the_engine_refuses_is_a_failure_and_the_rest_is_served(tiny_model)
 
 
 class Waiting:
-    """An engine elsewhere: its step only waits, until it is woken, and then answers all it has."""
+    """An engine elsewhere: its step only waits, until it is woken; two requests it answers."""
 
     def __init__(self):
         self.asked, self.woken = [], threading.Event()
@@ -55,9 +55,9 @@ class Waiting:
         self.woken.set()
 
     def step(self):
-        assert self.woken.wait(10)
-        self.woken.clear()
         if len(self.asked) < 2:
+            assert self.woken.wait(10)
+            self.woken.clear()
             return []
         told = [SampledToken(name, 0, 1, "length", None, ()) for name in self.asked]
         self.asked.clear()
