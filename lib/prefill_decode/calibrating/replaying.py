@@ -34,19 +34,21 @@ def replay(
     order = sorted(range(len(requests)), key=lambda index: requests[index].arrival_s)
     times_s: dict[str, list[float]] = {request.request_id: [] for request in requests}
     failures: dict[str, str] = {}
+    unfinished: set[str] = set()
     arrived = 0
     started_s = time.perf_counter()
     with _woken(engine, started_s, [requests[index].arrival_s for index in order]):
-        while arrived < len(order) or engine.has_work:
+        while arrived < len(order) or unfinished:
             now_s = time.perf_counter() - started_s
             while arrived < len(order) and requests[order[arrived]].arrival_s <= now_s:
                 one, ids = requests[order[arrived]], prompts[order[arrived]]
                 try:
                     engine.submit(one.request_id, ids, one.output_tokens)
+                    unfinished.add(one.request_id)
                 except (ValueError, QueueFull) as refusal:
                     failures[one.request_id] = str(refusal)
                 arrived += 1
-            if not engine.has_work:
+            if not unfinished:
                 if arrived < len(order):
                     time.sleep(max(0.0, requests[order[arrived]].arrival_s - now_s))
                 continue
@@ -55,8 +57,11 @@ def replay(
             for token in news:
                 if isinstance(token, FailedAnswer):
                     failures[token.request_id] = token.reason
-                else:
-                    times_s[token.request_id].append(now_s)
+                    unfinished.discard(token.request_id)
+                    continue
+                times_s[token.request_id].append(now_s)
+                if token.finish_reason is not None:
+                    unfinished.discard(token.request_id)
     return [_record(request, times_s, failures) for request in requests]
 
 
