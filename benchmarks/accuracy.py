@@ -32,6 +32,8 @@ from prefill_decode.disaggregated import link as linking
 from prefill_decode.disaggregated.launch import Fleet as Workers
 from prefill_decode.disaggregated.launch import workers_here
 from prefill_decode.disaggregated.link_report import fits_of
+from prefill_decode.engine.answering import Answering
+from prefill_decode.engine.model import ROWS_TOGETHER
 from prefill_decode.engine.paged_engine import PagedEngine
 from prefill_decode.engine.serving import BLOCK_TOKENS, ServingEngine
 from prefill_decode.engine.slices import choose_slice
@@ -47,6 +49,7 @@ from prefill_decode.simulator import (
 
 CALIBRATING_SHARE = 0.45  # of the budget
 LINK_S = 6.0
+MOST_ROWS = 512  # of a step
 MOST_TOKENS = 2048  # of a sequence
 RATES = (0.01, 200.0)  # requests/s, between which one is sought
 HALVINGS = 18
@@ -85,6 +88,14 @@ def engine_for(calibrated: Calibrated, workload: Workload, weights: Weights) -> 
         weights=weights,
     )
     return ServingEngine(engine, workload.settings)
+
+
+def warm_up(engine: Answering, vocab_size: int, most_rows: int) -> None:
+    """Steps of every number of rows that the engine tells apart: a library compiles each once, and
+    a server has met them all."""
+    lengths = range(ROWS_TOGETHER, most_rows + 1, ROWS_TOGETHER)
+    for rows in lengths:
+        replay(engine, [Request(f"warm-up {rows}", 0.0, rows, 1)], vocab_size)
 
 
 @dataclass(frozen=True)
@@ -145,6 +156,8 @@ def together(plan: Plan) -> list[Replayed]:
     for number, workload in enumerate(chosen, 1):
         requests = plan.requests(first, workload, Transfer())
         engine = engine_for(first, workload, calibrator.runner.engine.weights)
+        if number == 1:
+            warm_up(engine, first.model.vocab_size, MOST_ROWS)
         records, disturbed = watched(
             lambda engine=engine, requests=requests: replay(  # type: ignore[misc]
                 engine, requests, first.model.vocab_size, plan.seed
@@ -182,6 +195,7 @@ def apart(plan: Plan) -> list[Replayed]:
     )
     done = []
     with workers_here(fleet) as coordinator:
+        warm_up(coordinator, first.model.vocab_size, MOST_ROWS)
         for workload in chosen:
             requests = plan.requests(first, workload, transfer)
             records = replay(coordinator, requests, first.model.vocab_size, plan.seed)
