@@ -25,8 +25,15 @@ BY_ROWS = replace(
     product_rows=tuple(ROWS),
     product_shares=tuple(0.5 + 0.04 * (i * 7 % 10) for i in range(len(ROWS))),
     attention_by_chunk=True,
+    chunk_s=4e-4,
 )
-NUMBERS = ("attention_compute_share", "attention_bandwidth_share", "step_s", "sequence_s")
+NUMBERS = (
+    "attention_compute_share",
+    "attention_bandwidth_share",
+    "step_s",
+    "sequence_s",
+    "chunk_s",
+)
 
 
 def made(truth, noise=0.0, seed=0):

@@ -38,6 +38,7 @@ def calibration(dice):
         product_rows=rows,
         product_shares=by_rows,
         attention_by_chunk=more.random() < 0.5,
+        chunk_s=more.choice([0.0, more.uniform(0, 1e-5)]),
     )
 
 

@@ -21,6 +21,7 @@ BY_ROWS = replace(
     product_rows=(1, 4, 32, 300),
     product_shares=(0.9, 0.5, 0.7, 0.8),
     attention_by_chunk=True,
+    chunk_s=2e-5,
 )
 SHIPPED = [hf_config.get(name) for name in ("llama-3.1-8b", "deepseek-v3", "mixtral-8x7b")]
 
@@ -123,7 +124,7 @@ def test_no_share_beyond_a_ceiling_and_no_time_before_zero():
 
 def test_products_by_rows_are_never_below_their_floor_and_pass_through_the_table():
     model = SHIPPED[0]
-    layers = replace(BY_ROWS, step_s=0.0, sequence_s=0.0)
+    layers = replace(BY_ROWS, step_s=0.0, sequence_s=0.0, chunk_s=0.0)
     alone = replace(layers, attention_compute_share=1.0, attention_bandwidth_share=1.0)
     for rows in (*range(1, 40), 299, 300, 301, 5000):
         step = [Chunk(rows, 0, False)]

@@ -77,7 +77,8 @@ def fit_calibration(
         if best is None or cost < best[0] - TOLERANCE:
             best = cost, found
     assert best is not None
-    shares = [float(min(1.0, 1 / value)) for value in best[1]]
+    *inverses, chunk_s = best[1]
+    shares = [float(min(1.0, 1 / value)) for value in inverses]
     if product_rows:
         return Calibration(
             attention_compute_share=shares[0],
@@ -88,6 +89,7 @@ def fit_calibration(
             product_rows=tuple(product_rows),
             product_shares=tuple(shares[2:]),
             attention_by_chunk=True,
+            chunk_s=float(chunk_s),
         )
     return Calibration(shares[2], shares[3], shares[0], shares[1], step_s, sequence_s, source)
 
@@ -148,6 +150,7 @@ class _Parts:
     attention: tuple[tuple[float, float], ...]  # by arithmetic, by bytes
     products: Mapping[int, float]  # with rows: by column, of the table
     whole: tuple[float, float]  # without
+    several: int  # chunks of several tokens, where they are priced apart
 
     @classmethod
     def of(
@@ -156,7 +159,8 @@ class _Parts:
         groups = [[chunk] for chunk in step.chunks] if rows else [list(step.chunks)]
         attention = tuple(_both(step_work(model, group).attention, hardware) for group in groups)
         if not rows:
-            return cls(attention, {}, _both(step_work(model, step.chunks).weights, hardware))
+            whole = _both(step_work(model, step.chunks).weights, hardware)
+            return cls(attention, {}, whole, 0)
         layers, head = products_of_step(model, step.chunks)
         columns: dict[int, float] = {}
         sampled = sum(chunk.samples_token for chunk in step.chunks)
@@ -165,11 +169,14 @@ class _Parts:
             for column, share in _columns(rows, count) if count else ():
                 floor_s = max(_both(work, hardware))
                 columns[column] = columns.get(column, 0.0) + share * floor_s
-        return cls(attention, columns, (0.0, 0.0))
+        several = sum(chunk.new_tokens > 1 for chunk in step.chunks)
+        return cls(attention, columns, (0.0, 0.0), several)
 
     def line(self, inverses: Floats, num_rows: int) -> Floats:
-        """Seconds that multiply each inverse share, as they bind under these."""
-        line = np.zeros(2 + (num_rows or 2))
+        """Seconds that multiply each inverse share, as they bind under these, and last what
+        multiplies the seconds of a chunk."""
+        line = np.zeros(len(inverses))
+        line[-1] = self.several
         for seconds in self.attention:
             side = int(seconds[1] * inverses[1] > seconds[0] * inverses[0])
             line[side] += seconds[side]
@@ -185,14 +192,17 @@ class _Parts:
 def _settled(
     parts: Sequence[_Parts], run_s: Floats, scale: Floats, first: Floats, num_rows: int
 ) -> tuple[float, Floats]:
-    """(cost, inverse shares) once the parts that bind no longer change, or the best on the way."""
-    inverses = np.ones(2 + (num_rows or 2))
+    """(cost, inverse shares and the seconds of a chunk) once the parts that bind no longer change,
+    or the best on the way."""
+    least = np.ones(2 + (num_rows or 2) + 1)
+    least[-1] = 0.0
+    inverses = least.copy()
     inverses[: len(first)] = first
     best = (np.inf, inverses)
     for _ in range(LAST_LOOK):
         matrix = np.array([part.line(inverses, num_rows) for part in parts])
-        target = scale * (run_s - matrix.sum(axis=1))
-        inverses = 1 + nonnegative_least_squares(scale[:, None] * matrix, target)
+        target = scale * (run_s - matrix @ least)
+        inverses = least + nonnegative_least_squares(scale[:, None] * matrix, target)
         now = np.array([part.line(inverses, num_rows) for part in parts])
         cost = float(np.sum((scale * (now @ inverses - run_s)) ** 2))
         if cost < best[0]:

@@ -95,7 +95,8 @@ def _lines(found: "Calibrated", path: Path) -> list[str]:
         f"attention reaches {_range(calibration, 'attention_compute_share')} of the matrix rate, "
         f"or {_range(calibration, 'attention_bandwidth_share')} of the bandwidth",
         f"the host takes {format_seconds(calibration.step_s)} a step and "
-        f"{format_seconds(calibration.sequence_s)} a sequence",
+        f"{format_seconds(calibration.sequence_s)} a sequence; a chunk of several tokens takes "
+        f"{format_seconds(calibration.chunk_s)} more",
         *(
             f"{each.kind}: {each.count} episodes, the fit errs by {each.median:.1%} in the median, "
             f"{format_significant(100 * each.worst_signed)} % at worst ({each.worst_step})"

@@ -11,7 +11,8 @@ Two shares cannot describe products that change their kernel with the rows of a 
 `product_rows` the products' share is `product_shares` at so many rows instead, its inverse linear
 between two of them and constant beyond the last: of the layers' floor by the rows of the step, of
 the output matrix' floor by the rows that it reads. With `attention_by_chunk` the floor of attention
-is a sum over chunks, as in an engine that runs one after another.
+is a sum over chunks, as in an engine that runs one after another; each chunk of several tokens then
+takes `chunk_s` more, its operations' starts.
 
 `fits` are calibrations from parts of the same measurement. What they predict differently is what
 the measurement leaves open.
@@ -34,8 +35,8 @@ SHARES = (
     "attention_compute_share",
     "attention_bandwidth_share",
 )
-TIMES = ("step_s", "sequence_s")
-OF_VERSION_1 = (*SHARES, *TIMES, "source")
+TIMES = ("step_s", "sequence_s", "chunk_s")
+OF_VERSION_1 = (*SHARES, "step_s", "sequence_s", "source")
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Calibration:
     product_rows: tuple[int, ...] = ()  # rising from 1
     product_shares: tuple[float, ...] = ()
     attention_by_chunk: bool = False
+    chunk_s: float = 0.0  # for every chunk of several tokens
     fits: tuple["Calibration", ...] = ()
 
     def __post_init__(self) -> None:

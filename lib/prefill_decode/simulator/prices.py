@@ -108,6 +108,8 @@ class Prices:
                 chunk_flops = min(expanded, self._absorbed_flops * pairs)
             else:
                 chunk_flops = self._pair_flops * pairs
+            if new > 1:
+                attention_s += self.calibration.chunk_s
             if by_chunk:
                 attention_s += self._attention_s(chunk_flops, cached + new)
             else:
@@ -129,6 +131,7 @@ class Prices:
             )
             for part in parts
         )
+        attention_s += self.calibration.chunk_s * sum(each.new_tokens > 1 for each in listed)
         return self._products_s_by_roofline(listed) + attention_s + self._host_s(len(listed))
 
     def _products_s_by_roofline(self, chunks: Sequence[Chunk]) -> float:
