@@ -38,6 +38,8 @@ def calibration(dice):
         product_rows=rows,
         product_shares=by_rows,
         attention_by_chunk=more.random() < 0.5,
+        idle_s=(1e-3, 1e-2),
+        wake_s=(more.uniform(0, 1e-3), more.uniform(0, 1e-3)),
         chunk_s=more.choice([0.0, more.uniform(0, 1e-5)]),
     )
 

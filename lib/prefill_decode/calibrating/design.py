@@ -13,8 +13,9 @@ from typing import Literal
 
 from prefill_decode.step import Chunk
 
-Kind = Literal["prefill", "prefix", "decode", "mixed"]
+Kind = Literal["prefill", "prefix", "decode", "mixed", "waking"]
 DECODE_STEPS = 5
+IDLE_S = (0.1, 0.4)
 SHORT_CONTEXT = 64
 LONG_CONTEXT = 1024
 PROMPTS = (16, 32, 64, 128, 256, 512)
@@ -30,6 +31,7 @@ class Episode:
     kind: Kind
     chunks: tuple[Chunk, ...]
     steps: int = 1
+    idle_s: float = 0.0  # before it
 
     def __post_init__(self) -> None:
         if not self.chunks or self.steps < 1:
@@ -80,6 +82,7 @@ def design(
     together = min(4, most_sequences)
     every = [
         *(_prompt("prefill", 1, rows, 0) for rows in prompts),
+        *(_waking(prompts[1], idle_s) for idle_s in IDLE_S),
         _prompt("prefill", together, most_rows // 16, 0),
         _prompt("prefill", together, piece, 0),
         _prompt("prefix", 1, PROMPTS[0], most_cached),
@@ -110,6 +113,12 @@ def _prompt(kind: Kind, count: int, rows: int, cached: int) -> Episode:
     many = "" if count == 1 else f"{count} x "
     on = f" on {cached}" if cached else ""
     return Episode(f"prefill {many}{rows}{on}", kind, (Chunk(rows, cached),) * count)
+
+
+def _waking(rows: int, idle_s: float) -> Episode:
+    """The prompt of that length which the design also has without a pause before it."""
+    name = f"prefill {rows} after {idle_s:g} s"
+    return Episode(name, "waking", (Chunk(rows),), idle_s=idle_s)
 
 
 def _decode(count: int, context: int) -> Episode:

@@ -92,6 +92,8 @@ class EpisodeRunner:
             self.began()
             serving = ready.pop()
             whole_s, host_s = [], []
+            if episode.idle_s:
+                time.sleep(episode.idle_s)
             received: dict[str, list[float]] = {}
             last_s = time.perf_counter()
             for _ in range(episode.steps):

@@ -95,7 +95,8 @@ class Calibrator:
         rows = rows_of(self.episodes)
         told = source or f"measured on {self.machine.title}"
         steps = _steps(self.episodes, whole, host)
-        central = fit_calibration(steps, self.model, hardware, rows, source=told)
+        fitted = fit_calibration(steps, self.model, hardware, rows, source=told)
+        central = _with_waking(fitted, self.episodes, whole)
         around = self._fits(central, whole, host, hardware, fits)
         return Calibrated(
             calibration=replace(central, fits=tuple(around)),
@@ -123,18 +124,18 @@ class Calibrator:
         for _ in range(count):
             first = int(dice.integers(num_rounds - length + 1))
             chosen = first + dice.integers(length, size=length)
-            weights = dice.exponential(size=len(self.episodes)) + 1e-3
-            found.append(
-                fit_calibration(
-                    _steps(self.episodes, whole[:, chosen], host[:, chosen]),
-                    self.model,
-                    hardware,
-                    central.product_rows,
-                    weights.tolist(),
-                    central.source,
-                    central,
-                )
+            steps = _steps(self.episodes, whole[:, chosen], host[:, chosen])
+            weights = (dice.exponential(size=len(steps)) + 1e-3).tolist()
+            fitted = fit_calibration(
+                steps,
+                self.model,
+                hardware,
+                central.product_rows,
+                weights,
+                central.source,
+                central,
             )
+            found.append(_with_waking(fitted, self.episodes, whole[:, chosen]))
         return found
 
     def _of_rounds(self, episode: Episode) -> tuple[list[float], list[float]]:
@@ -217,4 +218,20 @@ def _steps(
     return [
         StepTime(one.name, one.kind, one.middle, float(np.median(w)), float(np.median(h)))
         for one, w, h in zip(episodes, whole, host, strict=True)
+        if not one.idle_s
     ]
+
+
+def _with_waking(
+    calibration: Calibration, episodes: Sequence[Episode], whole: Floats
+) -> Calibration:
+    """And what an idle time before a step adds to it, in the median over rounds."""
+    rested = {one.chunks: row for one, row in zip(episodes, whole, strict=True) if not one.idle_s}
+    found = {
+        one.idle_s: max(0.0, float(np.median(row - rested[one.chunks])))
+        for one, row in zip(episodes, whole, strict=True)
+        if one.idle_s and one.chunks in rested
+    }
+    idle_s = sorted(found)
+    wake_s = tuple(found[key] for key in idle_s)
+    return replace(calibration, idle_s=tuple(idle_s), wake_s=wake_s)

@@ -98,6 +98,10 @@ def _lines(found: "Calibrated", path: Path) -> list[str]:
         f"{format_seconds(calibration.sequence_s)} a sequence; a chunk of several tokens takes "
         f"{format_seconds(calibration.chunk_s)} more",
         *(
+            f"after {format_seconds(idle_s)} idle a step begins {format_seconds(wake_s)} late"
+            for idle_s, wake_s in zip(calibration.idle_s, calibration.wake_s, strict=True)
+        ),
+        *(
             f"{each.kind}: {each.count} episodes, the fit errs by {each.median:.1%} in the median, "
             f"{format_significant(100 * each.worst_signed)} % at worst ({each.worst_step})"
             for each in found.residuals

@@ -14,6 +14,9 @@ the output matrix' floor by the rows that it reads. With `attention_by_chunk` th
 is a sum over chunks, as in an engine that runs one after another; each chunk of several tokens then
 takes `chunk_s` more, its operations' starts.
 
+After an idle time of `idle_s` a step begins `wake_s` late, in proportion between these points and
+from none, and no later beyond the last: caches, clocks and threads have to come back.
+
 `fits` are calibrations from parts of the same measurement. What they predict differently is what
 the measurement leaves open.
 
@@ -36,6 +39,7 @@ SHARES = (
     "attention_bandwidth_share",
 )
 TIMES = ("step_s", "sequence_s", "chunk_s")
+LISTS = ("product_rows", "product_shares", "idle_s", "wake_s", "fits")
 OF_VERSION_1 = (*SHARES, "step_s", "sequence_s", "source")
 
 
@@ -52,6 +56,8 @@ class Calibration:
     product_shares: tuple[float, ...] = ()
     attention_by_chunk: bool = False
     chunk_s: float = 0.0  # for every chunk of several tokens
+    idle_s: tuple[float, ...] = ()  # rising
+    wake_s: tuple[float, ...] = ()
     fits: tuple["Calibration", ...] = ()
 
     def __post_init__(self) -> None:
@@ -75,6 +81,27 @@ class Calibration:
             raise ValueError(
                 f"attention_by_chunk is true or false; got {self.attention_by_chunk!r}"
             )
+
+        self._check_waking()
+
+    def _check_waking(self) -> None:
+        idle, wake = self.idle_s, self.wake_s
+        numbers = all(_is_number(value) and value >= 0 for value in (*idle, *wake))
+        if not numbers or len(idle) != len(wake) or list(idle) != sorted({*idle} - {0}):
+            raise ValueError(
+                "idle_s are times above 0 that rise, each with one of wake_s, 0 or more; got "
+                f"{list(idle)} and {list(wake)}"
+            )
+
+    def waking_s(self, idle_s: float) -> float:
+        """How much later a step begins after so long without one."""
+        before_s, before_wake_s = 0.0, 0.0
+        for known_s, wake_s in zip(self.idle_s, self.wake_s, strict=True):
+            if idle_s <= known_s:
+                part = (idle_s - before_s) / (known_s - before_s)
+                return before_wake_s + part * (wake_s - before_wake_s)
+            before_s, before_wake_s = known_s, wake_s
+        return before_wake_s
 
     def product_stretch(self, rows: float) -> float:
         """How many times its floor a product of so many rows takes; needs `product_rows`."""
@@ -148,8 +175,7 @@ def _from_names(given: Mapping[str, Any], names: tuple[str, ...]) -> Calibration
         )
     if not isinstance(given["source"], str):
         raise ValueError(f"source is a text; got {given['source']!r}")
-    lists = {name: given[name] for name in ("product_rows", "product_shares", "fits")
-             if name in given}  # fmt: skip
+    lists = {name: given[name] for name in LISTS if name in given}
     for name, value in lists.items():
         if not isinstance(value, list):
             raise ValueError(f"{name} is a list; got {value!r:.60}")
