@@ -77,6 +77,8 @@ def test_a_calibration_measured_here_comes_back_from_disk_whole(measured, tmp_pa
     found = measured.calibrated(fits=5)
     assert len(found.calibration.fits) == 5
     assert {each.kind for each in found.residuals} == {"prefill", "prefix", "decode", "mixed"}
+    assert found.calibration.idle_s == (0.1, 0.4)
+    assert all(wake_s >= 0 for wake_s in found.calibration.wake_s)
     assert found.num_rounds >= 6
     path = tmp_path / "here.json"
     write_calibrated(path, found)
