@@ -29,7 +29,11 @@ def quick(tiny_model, ceilings, monkeypatch):
         calibrator = Calibrator(
             tiny_model,
             machine,
-            episodes=design(most_rows=32, most_sequences=3, long_context=128)[::3],
+            episodes=[
+                one
+                for one in design(most_rows=32, most_sequences=3, long_context=128)
+                if not one.idle_s
+            ][::3],
             ceilings=ceilings,
             num_blocks=num_blocks or 40,
             progress=progress,
