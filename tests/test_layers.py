@@ -34,7 +34,7 @@ LAYERS = [  # lowest first; a part may import from lower layers and from itself
     {"products"},
     {"engine", "measure", "simulator", "kv_transfer"},
     {"results"},
-    {"endpoint", "disaggregated"},
+    {"endpoint", "disaggregated", "calibrating"},
     {"paired", "gate"},
     {"plots"},
     {"book"},
@@ -70,7 +70,10 @@ INNER_ORDER = [
     "transfer_cost",
     "stall_cost",
 ]
-TORCH_ALLOWED = {"kernels", "products", "engine", "measure", "endpoint", "disaggregated"}
+TORCH_ALLOWED = {
+    *("kernels", "products", "engine", "measure", "endpoint", "disaggregated"),
+    "calibrating",
+}
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 

@@ -1,6 +1,7 @@
 """Fleets and workloads drawn at random, small enough to reach every limit."""
 
 import random
+from dataclasses import replace
 
 from prefill_decode.hardware import Hardware
 from prefill_decode.model_spec import Experts, LatentAttention, ModelSpec
@@ -26,7 +27,21 @@ def hardware(dice):
 
 def calibration(dice):
     shares = (dice.uniform(0.3, 1) for _ in range(4))
-    return Calibration(*shares, step_s=dice.uniform(1e-6, 1e-4), sequence_s=dice.uniform(0, 1e-6))
+    drawn = Calibration(*shares, step_s=dice.uniform(1e-6, 1e-4), sequence_s=dice.uniform(0, 1e-6))
+    more = random.Random(str(drawn))  # which leaves the dice of all else as they were
+    if more.random() < 0.5:
+        return drawn
+    rows = (1, *sorted(more.sample(range(2, 150), more.randint(0, 5))))
+    by_rows = tuple(more.uniform(0.3, 1) for _ in rows)
+    return replace(
+        drawn,
+        product_rows=rows,
+        product_shares=by_rows,
+        attention_by_chunk=more.random() < 0.5,
+        idle_s=(1e-3, 1e-2),
+        wake_s=(more.uniform(0, 1e-3), more.uniform(0, 1e-3)),
+        chunk_s=more.choice([0.0, more.uniform(0, 1e-5)]),
+    )
 
 
 def pool(dice, name, role, model):

@@ -16,13 +16,21 @@ from tests.simulator.random_fleets import MODELS
 
 CHIP = Hardware("chip", "bfloat16", 3e12, 1e11, "by hand")
 ENGINE = Calibration(0.7, 0.8, 0.4, 0.6, 1e-3, 1e-5, "by hand")
+BY_ROWS = replace(
+    ENGINE,
+    product_rows=(1, 4, 32, 300),
+    product_shares=(0.9, 0.5, 0.7, 0.8),
+    attention_by_chunk=True,
+    chunk_s=2e-5,
+)
 SHIPPED = [hf_config.get(name) for name in ("llama-3.1-8b", "deepseek-v3", "mixtral-8x7b")]
 
 
 @pytest.mark.parametrize("model", [*MODELS, *SHIPPED], ids=lambda model: model.name)
-def test_a_step_costs_what_its_operations_do(model):
+@pytest.mark.parametrize("engine", [ENGINE, BY_ROWS], ids=["two shares", "by rows"])
+def test_a_step_costs_what_its_operations_do(model, engine):
     dice = random.Random(1)
-    prices = Prices(model, CHIP, ENGINE)
+    prices = Prices(model, CHIP, engine)
     for _ in range(60):
         chunks = [
             Chunk(dice.choice([1, 1, 7, 300]), dice.choice([0, 1, 50, 4000]), dice.random() < 0.7)
@@ -35,8 +43,9 @@ def test_a_step_costs_what_its_operations_do(model):
 
 
 @pytest.mark.parametrize("model", [*MODELS, *SHIPPED], ids=lambda model: model.name)
-def test_a_run_of_decodes_costs_the_sum_of_its_steps(model):
-    prices = Prices(model, CHIP, ENGINE)
+@pytest.mark.parametrize("engine", [ENGINE, BY_ROWS], ids=["two shares", "by rows"])
+def test_a_run_of_decodes_costs_the_sum_of_its_steps(model, engine):
+    prices = Prices(model, CHIP, engine)
     contexts = [3, 900, 17, 17, 1]
     first_s, growth_s = prices.decodes(5, sum(contexts))
     for step in range(6):
@@ -60,8 +69,21 @@ def test_a_model_with_windows_is_refused():
 
 def test_a_calibration_comes_back_from_disk(tmp_path):
     path = tmp_path / "engine.json"
-    write_calibration(path, ENGINE)
+    for engine in (ENGINE, BY_ROWS, replace(BY_ROWS, fits=(ENGINE, BY_ROWS))):
+        write_calibration(path, engine)
+        assert read_calibration(path) == engine
+
+
+def test_a_calibration_of_version_1_is_still_read(tmp_path):
+    path = tmp_path / "old.json"
+    names = ("product_compute_share", "product_bandwidth_share", "attention_compute_share")
+    names += ("attention_bandwidth_share", "step_s", "sequence_s", "source")
+    told = {"version": 1, **{name: getattr(ENGINE, name) for name in names}}
+    path.write_text(json.dumps(told))
     assert read_calibration(path) == ENGINE
+    path.write_text(json.dumps({**told, "product_rows": [1]}))
+    with pytest.raises(ValueError, match="unknown"):
+        read_calibration(path)
 
 
 def test_what_is_no_calibration_is_refused_by_its_file_and_rule(tmp_path):
@@ -69,9 +91,22 @@ def test_what_is_no_calibration_is_refused_by_its_file_and_rule(tmp_path):
     write_calibration(path, ENGINE)
     good = json.loads(path.read_text())
     wrong = [
-        ("[]", "JSON object of version 1"),
+        ("[]", "JSON object of version 1 or 2"),
         ("{", "engine.json"),
-        (json.dumps({**good, "version": 2}), "version 1"),
+        (json.dumps({**good, "version": 3}), "version 1 or 2"),
+        (json.dumps({**good, "version": True}), "version 1 or 2"),
+        (json.dumps({**good, "product_rows": [2], "product_shares": [1.0]}), "rise from 1"),
+        (json.dumps({**good, "product_rows": [1, 1], "product_shares": [1, 1]}), "rise from 1"),
+        (json.dumps({**good, "product_rows": [1], "product_shares": []}), "rise from 1"),
+        (json.dumps({**good, "product_rows": [1], "product_shares": [1.5]}), "at most 1"),
+        (json.dumps({**good, "product_rows": 1}), "is a list"),
+        (json.dumps({**good, "attention_by_chunk": 1}), "true or false"),
+        (json.dumps({**good, "idle_s": [1.0]}), "times above 0 that rise"),
+        (json.dumps({**good, "idle_s": [0.0], "wake_s": [1.0]}), "times above 0 that rise"),
+        (json.dumps({**good, "idle_s": [1.0], "wake_s": [-1.0]}), "times above 0 that rise"),
+        (json.dumps({**good, "chunk_s": -1.0}), "0 or more"),
+        (json.dumps({**good, "fits": [3]}), "list of calibrations"),
+        (json.dumps({**good, "fits": [{**good, "fits": [good]}]}), "no fits of its own"),
         (json.dumps({**good, "step": 1}), "unknown"),
         (json.dumps({k: v for k, v in good.items() if k != "step_s"}), "missing"),
         (json.dumps({**good, "step_s": -1}), "0 or more"),
@@ -89,3 +124,36 @@ def test_no_share_beyond_a_ceiling_and_no_time_before_zero():
     for wrong in ({"attention_compute_share": 0}, {"sequence_s": float("nan")}):
         with pytest.raises(ValueError, match=r"attention_compute_share|sequence_s"):
             replace(ENGINE, **wrong)
+
+
+def test_products_by_rows_are_never_below_their_floor_and_pass_through_the_table():
+    model = SHIPPED[0]
+    layers = replace(BY_ROWS, step_s=0.0, sequence_s=0.0, chunk_s=0.0)
+    alone = replace(layers, attention_compute_share=1.0, attention_bandwidth_share=1.0)
+    for rows in (*range(1, 40), 299, 300, 301, 5000):
+        step = [Chunk(rows, 0, False)]
+        work = step_work(model, step)
+        products_s = Prices(model, CHIP, alone).step_s_by_roofline(step)
+        products_s -= work.attention.least_time_s(CHIP)
+        stretch = products_s / work.weights.least_time_s(CHIP)
+        assert stretch >= 1
+        if rows in BY_ROWS.product_rows:
+            share = BY_ROWS.product_shares[BY_ROWS.product_rows.index(rows)]
+            assert stretch == pytest.approx(1 / share, rel=1e-9)
+        if rows > 300:
+            assert stretch == pytest.approx(1 / 0.8, rel=1e-9)
+    between = (Prices(model, CHIP, alone), [Chunk(18, 0, False)])
+    middle = between[0].step_s_by_roofline(between[1])
+    work = step_work(model, between[1])
+    expected_s = work.weights.least_time_s(CHIP) * (1 / 0.5 + 1 / 0.7) / 2
+    assert middle == pytest.approx(expected_s + work.attention.least_time_s(CHIP), rel=1e-9)
+
+
+def test_attention_by_chunk_waits_for_each_chunk():
+    model = SHIPPED[0]
+    step = [Chunk(1, 3000), Chunk(512, 0)]
+    apart = Calibration(attention_by_chunk=True)
+    found = Prices(model, CHIP, apart).step_s_by_roofline(step)
+    attention_s = sum(step_work(model, [one]).attention.least_time_s(CHIP) for one in step)
+    assert found == pytest.approx(step_work(model, step).weights.least_time_s(CHIP) + attention_s)
+    assert found > step_work(model, step).least_time_s(CHIP)

@@ -7,6 +7,7 @@ from typing import Any
 from prefill_decode import __version__
 from prefill_decode.change import TOLERANCE
 from prefill_decode.cli import values
+from prefill_decode.cli.calibrating import add_calibrate, calibrate
 from prefill_decode.cli.comparing import REMEASURED, compare, trust
 from prefill_decode.cli.measuring import book, doctor, list_claims, run, show_results
 from prefill_decode.cli.moving import add_link, link
@@ -100,6 +101,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_certify(verb("certify", certify, device=False))
     _add_stream(verb("stream", stream, device=False))
     _add_bench(verb("bench", bench, device=False))
+    add_calibrate(verb("calibrate", calibrate))
     add_simulate(verb("simulate", simulate, device=False))
     modelling = verb("model", model, device=False)
     modelling.add_argument("model", metavar="CONFIG|NAME", help="a config.json, or a model's name")

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -13,17 +13,20 @@ from prefill_decode.units import format_bytes, format_seconds, format_significan
 
 if TYPE_CHECKING:
     from prefill_decode.request import Request
-    from prefill_decode.serving_metrics import Summary
-    from prefill_decode.simulator import Fleet, Outcome
+    from prefill_decode.serving_metrics import Objectives, Summary
+    from prefill_decode.simulator import Fleet, Outcome, Predicted
     from prefill_decode.statistics import Percentile
 
+FITS = 16
 REQUESTS = 1000  # where their number is not given
 FLAGS = ("model", "accelerator", "instances", "devices", "policy", "most_tokens_per_step")
+GOODPUT = "goodput_per_s"
 LATENCIES = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("stall", "stall_s"))
 
 
 def simulate(options: argparse.Namespace) -> int:
     """What a fleet would do with requests: predicted latencies, goodput and use."""
+    from prefill_decode.simulator import near_saturation
     from prefill_decode.simulator import simulate as play
 
     objectives = objectives_of(options)
@@ -32,17 +35,62 @@ def simulate(options: argparse.Namespace) -> int:
     shown = Shown(sys.stderr, len(requests))
     try:
         outcome = play(fleet, requests, progress=shown)
+        if len(outcome.failures) == len(requests):
+            complain(f"no request fits the fleet: {outcome.failures[0]}")
+            return FINDING
+        around = _under_fits(fleet, requests, objectives, options.fits, shown)
     finally:
         shown.end()
-    if len(outcome.failures) == len(requests):
-        complain(f"no request fits the fleet: {outcome.failures[0]}")
-        return FINDING
     summary = outcome.summary(objectives)
+    warning = near_saturation(outcome)
     if options.json:
-        print_json({**_report(outcome), "summary": summary.as_dict(), "trace": trace})
+        told = {**_report(outcome), "summary": summary.as_dict(), "trace": trace}
+        print_json({**told, "near_saturation": warning, "fits": _fits_report(summary, around)})
     else:
-        print_last("\n".join(_lines(outcome, summary)))
+        print_last("\n".join(_lines(outcome, summary, around, warning)))
     return FINE
+
+
+def _under_fits(
+    fleet: "Fleet",
+    requests: Sequence["Request"],
+    objectives: "Objectives",
+    most_fits: int,
+    shown: "Shown",
+) -> list[dict[str, float]]:
+    from prefill_decode.simulator import simulate_fits
+
+    def figures(outcome: "Outcome") -> dict[str, float]:
+        return _figures(outcome.summary(objectives))
+
+    again = shown.again(len(requests))
+    return simulate_fits(fleet, requests, figures, most_fits, again)
+
+
+def _figures(summary: "Summary") -> dict[str, float]:
+    """Every latency's percentiles by their names, and the goodput."""
+    found = {
+        f"{field} {each.name}": each.value
+        for _, field in LATENCIES
+        for each in getattr(summary, field)
+    }
+    return {**found, GOODPUT: summary.goodput_per_s}
+
+
+def _fits_report(summary: "Summary", around: Sequence[dict[str, float]]) -> dict[str, Any] | None:
+    """The interval of every figure by the fits of the calibrations; null without."""
+    from math import isfinite
+
+    from prefill_decode.simulator import intervals
+
+    if not around:
+        return None
+    found = intervals(_figures(summary), around)
+    told = {
+        name: {k: v if isfinite(v) else None for k, v in vars(each).items()}
+        for name, each in found.items()
+    }
+    return {"count": len(around), "intervals": told}
 
 
 class Shown:
@@ -56,6 +104,17 @@ class Shown:
             self._any = True
             self._file.write(f"\r{arrived} of {self._total} requests")
             self._file.flush()
+
+    def again(self, each: int) -> Callable[[int], None]:
+        """For the simulations that follow, of `each` requests."""
+
+        def show(done: int) -> None:
+            if self._file.isatty():
+                self._any = True
+                self._file.write(f"\r{done // each} fits simulated again    ")
+                self._file.flush()
+
+        return show
 
     def end(self) -> None:
         if self._any:
@@ -73,10 +132,12 @@ def _fleet(options: argparse.Namespace) -> "Fleet":
                 f"{', '.join('--' + name.replace('_', '-') for name in given) or '--calibration'}"
             )
         return read_fleet(options.fleet)
-    if options.model is None or options.accelerator is None:
-        raise ValueError("give --fleet FILE, or --model and --accelerator")
     if options.calibration is not None:
         given["calibration"] = str(options.calibration)
+    elif options.model is None or options.accelerator is None:
+        raise ValueError(
+            "give --fleet FILE, or --model and --accelerator, or a --calibration of this machine"
+        )
     return fleet_of({"pool": [{"name": "fleet", **given}]}, Path())
 
 
@@ -135,7 +196,15 @@ def _counted(messages: Any) -> list[dict[str, Any]]:
     return [{"message": m, "count": n} for m, n in Counter(messages).most_common()]
 
 
-def _lines(outcome: "Outcome", summary: "Summary") -> list[str]:
+def _lines(
+    outcome: "Outcome",
+    summary: "Summary",
+    around: Sequence[dict[str, float]],
+    warning: str | None,
+) -> list[str]:
+    from prefill_decode.simulator import intervals
+
+    ranges = intervals(_figures(summary), around)
     rate = format_significant(float(outcome.tokens.sum()) / outcome.duration_s)
     lines = [
         f"predicted, not measured; {_sources(outcome)}",
@@ -145,16 +214,25 @@ def _lines(outcome: "Outcome", summary: "Summary") -> list[str]:
     ]
     for name, field in LATENCIES:
         percentiles: tuple[Percentile, ...] = getattr(summary, field)
-        lines += [f"{name:6}{each.text(format_seconds)}" for each in percentiles]
+        for each in percentiles:
+            found = ranges[f"{field} {each.name}"]
+            by_fits = f"; by {len(around)} fits {_range(found)}" if found.low <= found.high else ""
+            lines.append(f"{name:6}{each.text(format_seconds)}{by_fits}")
     good = summary.share_good
     lines.append(
         f"goodput {format_significant(summary.goodput_per_s)} requests/s, "
         f"{good.count} of {good.of} within the objectives"
     )
     lines += _use_lines(outcome)
+    if warning is not None:
+        lines.append(f"near saturation, where small errors grow: {warning}")
     for failure in _counted(outcome.failures.values())[:3]:
         lines.append(f"refused {failure['count']} times: {failure['message']}")
     return lines
+
+
+def _range(found: "Predicted") -> str:
+    return f"{format_seconds(found.low)} to {format_seconds(found.high)}"
 
 
 def _sources(outcome: "Outcome") -> str:
@@ -192,7 +270,17 @@ def add_simulate(added: argparse.ArgumentParser) -> None:
         "--most-tokens-per-step", type=values.positive_count, metavar="N", help="(512)"
     )
     added.add_argument(
-        "--calibration", type=Path, metavar="FILE", help="shares of the roofline (all of it)"
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="as `calibrate` writes it, with the machine and its model; without: the roofline",
+    )
+    added.add_argument(
+        "--fits",
+        type=values.times,
+        default=FITS,
+        metavar="N",
+        help=f"of the calibration, at most, that are simulated for intervals ({FITS})",
     )
     load = added.add_mutually_exclusive_group()
     load.add_argument(

@@ -22,7 +22,11 @@ from prefill_decode.engine.checkpoint import (
     stored_dtype,
 )
 from prefill_decode.engine.linear import copies_of_weights
-from prefill_decode.engine.serving import ServingEngine, build_serving_engine
+from prefill_decode.engine.serving import (
+    SHARE_OF_MEMORY,
+    ServingEngine,
+    build_serving_engine,
+)
 from prefill_decode.engine.step_runner import choose_model
 from prefill_decode.engine.weights import Weights, random_weights
 from prefill_decode.measure import describe_machine
@@ -31,7 +35,6 @@ from prefill_decode.model_spec import ModelSpec
 from prefill_decode.scheduling import Policy, SchedulerSettings
 from prefill_decode.units import GB, format_bytes
 
-SHARE_OF_MEMORY = 1 / 8  # of what the weights leave, for the cache
 MOST_SEQUENCE_TOKENS = 16_384  # where the model itself sets no lower limit
 
 

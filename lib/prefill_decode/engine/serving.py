@@ -41,6 +41,7 @@ from prefill_decode.scheduling import (
 from prefill_decode.step import Chunk
 
 BLOCK_TOKENS = 32
+SHARE_OF_MEMORY = 1 / 8  # of what the weights leave, for the cache
 NO_NUMBERS = (
     "the model gave logits that are no numbers, so this request has no next token; other requests "
     "go on: check the weights, and the dtype they run in"

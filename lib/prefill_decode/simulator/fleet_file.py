@@ -22,9 +22,11 @@
     policy = "chunked"
     most_tokens_per_step = 2048
     most_sequences = 256
-    calibration = "h100.json"           # beside this file, or a table of its numbers
+    calibration = "h100.json"           # beside this file, or a table of its six numbers
 
-Only model and accelerator must be there. An unknown name is an error, never ignored.
+Only model and accelerator must be there; where the calibration is a file that `calibrate` wrote,
+not even these: it has the machine, the model and the blocks of its cache. An unknown name is an
+error, never ignored.
 """
 
 import tomllib
@@ -38,7 +40,8 @@ from prefill_decode.did_you_mean import did_you_mean
 from prefill_decode.hardware import Accelerator, accelerator, check_dtype
 from prefill_decode.model_spec import ModelSpec
 from prefill_decode.scheduling import SchedulerSettings
-from prefill_decode.simulator.calibration import Calibration, read_calibration
+from prefill_decode.simulator.calibrated import Calibrated, read_calibrated
+from prefill_decode.simulator.calibration import OF_VERSION_1, Calibration, read_calibration
 from prefill_decode.simulator.fleet import Fleet, Pool, Transfer, blocks_that_fit
 
 SETTINGS = {field.name: field.type for field in fields(SchedulerSettings)}
@@ -88,6 +91,9 @@ def fleet_of(document: Mapping[str, Any], folder: Path) -> Fleet:
 def _pool(table: Mapping[str, Any], number: str, folder: Path) -> Pool:
     where = f"[[pool]] {table.get('name', number)}"
     _check_names(table, (*POOL, *PARTS, *SETTINGS), where)
+    here = _calibrated(table, folder)
+    if here is not None:
+        return _pool_as_measured(here, table, number, folder)
     missing = [name for name in ("model", "accelerator") if name not in table]
     if missing:
         raise ValueError(f"{where} needs {' and '.join(missing)}")
@@ -101,9 +107,45 @@ def _pool(table: Mapping[str, Any], number: str, folder: Path) -> Pool:
         **{"name": number, **plain},
         model=model,
         hardware=row.at(dtype),
-        settings=SchedulerSettings(**{name: table[name] for name in SETTINGS if name in table}),
+        settings=_settings(table),
         calibration=_calibration(table.get("calibration"), folder, where),
     )
+
+
+def _calibrated(table: Mapping[str, Any], folder: Path) -> Calibrated | None:
+    """The machine that the pool's calibration was measured on, where no other is named."""
+    if "accelerator" in table or not isinstance(table.get("calibration"), str):
+        return None
+    return read_calibrated(folder / table["calibration"])
+
+
+def _pool_as_measured(
+    here: Calibrated, table: Mapping[str, Any], number: str, folder: Path
+) -> Pool:
+    model = here.model
+    if "model" in table:
+        model = _model(table["model"], table.get("dtype", here.hardware.dtype), folder)
+    if model.dtype != here.hardware.dtype:
+        raise ValueError(
+            f"the machine was measured in {here.hardware.dtype}; got {model.name} in "
+            f"{model.dtype}: leave dtype out, or calibrate in it"
+        )
+    plain = {name: table[name] for name in POOL if name in table}
+    block_tokens = plain.setdefault("block_tokens", here.block_tokens)
+    if "num_blocks" not in plain:
+        blocks = here.blocks_for(model) * here.block_tokens // block_tokens
+        plain["num_blocks"] = max(1, blocks)
+    return Pool(
+        **{"name": number, **plain},
+        model=model,
+        hardware=here.hardware,
+        settings=_settings(table),
+        calibration=here.calibration,
+    )
+
+
+def _settings(table: Mapping[str, Any]) -> SchedulerSettings:
+    return SchedulerSettings(**{name: table[name] for name in SETTINGS if name in table})
 
 
 def _model(word: str, dtype: str, folder: Path) -> ModelSpec:
@@ -123,8 +165,7 @@ def _calibration(given: str | dict[str, Any] | None, folder: Path, where: str) -
         return Calibration()
     if isinstance(given, str):
         return read_calibration(folder / given)
-    names = tuple(field.name for field in fields(Calibration))
-    _check_names(given, names, f"{where}, calibration")
+    _check_names(given, OF_VERSION_1, f"{where}, calibration")
     return Calibration(**{"source": "the fleet file", **given})
 
 

@@ -43,6 +43,7 @@ class Instance:
         self._log, self._timeline = log, log.timelines[number]
         self._step_by_step = step_by_step
         self._run: ScheduledRun | None = None
+        self._idle_since_s = -inf
         self._start_s = self._first_s = self._growth_s = 0.0
         self._passed = self._steps = 0
         self._keeps_contents: bool | None = None  # the run; None until somebody asks
@@ -64,9 +65,10 @@ class Instance:
             self._first_s = self._step_s(run)
         else:
             self._first_s, self._growth_s = self.prices.decodes(run.decodes, run.context_tokens)
-        self._run, self._start_s = run, now_s
+        wake_s = self.pool.calibration.waking_s(now_s - self._idle_since_s)
+        self._run, self._start_s = run, now_s + wake_s
         self._passed, self._steps, self._keeps_contents = 0, run.steps, None
-        self.end_s = now_s + self._taken_s(run.steps)
+        self.end_s = self._start_s + self._taken_s(run.steps)
         return True
 
     def finish(self, now_s: float) -> list[Served]:
@@ -92,7 +94,7 @@ class Instance:
                     sequence.since_turn = self.turn
         for sequence in ended:
             self._end_segment(sequence)
-        self._run, self.end_s = None, inf
+        self._run, self.end_s, self._idle_since_s = None, inf, now_s
         return ended  # type: ignore[return-value]
 
     def interrupt(self, now_s: float) -> bool:
@@ -153,6 +155,8 @@ class Instance:
     def _steps_until(self, now_s: float) -> int:
         """The fewest steps that are not over before `now_s`."""
         target_s, first_s, growth_s = now_s - self._start_s, self._first_s, self._growth_s
+        if target_s <= 0:  # it is still waking
+            return 0
         if growth_s > 0:
             slope_s = first_s - growth_s / 2
             steps = ceil((sqrt(slope_s * slope_s + 2 * growth_s * target_s) - slope_s) / growth_s)

@@ -15,11 +15,12 @@ from collections.abc import Iterable, Sequence
 
 from prefill_decode.hardware import Hardware
 from prefill_decode.model_spec import ModelSpec
-from prefill_decode.roofline import StepWork, Work, step_work
+from prefill_decode.roofline import ATTENTION, Work, step_operations, step_work
 from prefill_decode.scheduling import SequenceState
 from prefill_decode.simulator.calibration import Calibration
 from prefill_decode.step import Chunk
 
+LM_HEAD = "lm_head"  # as the roofline names its operation
 PlacedChunks = Sequence[tuple[SequenceState, Chunk]]
 
 
@@ -35,8 +36,10 @@ class Prices:
         self.model, self.hardware, self.calibration = model, hardware, calibration
         share = calibration
         peak, bandwidth = hardware.peak_flops_per_s, hardware.bandwidth_bytes_per_s
-        self._product_s_per_flop = 1 / (share.product_compute_share * peak)
-        self._product_s_per_byte = 1 / (share.product_bandwidth_share * bandwidth)
+        of_compute = 1.0 if share.product_rows else share.product_compute_share
+        of_bandwidth = 1.0 if share.product_rows else share.product_bandwidth_share
+        self._product_s_per_flop = 1 / (of_compute * peak)
+        self._product_s_per_byte = 1 / (of_bandwidth * bandwidth)
         self._attention_s_per_flop = 1 / (share.attention_compute_share * peak)
         self._attention_s_per_byte = 1 / (share.attention_bandwidth_share * bandwidth)
         self._take_numbers(model)
@@ -93,33 +96,54 @@ class Prices:
         pair_flops = self._absorbed_flops if self.model.latent else self._pair_flops
         flops = pair_flops * (context_tokens + decodes)
         tokens = context_tokens + decodes
+        attention_s = 0.0
+        by_chunk = self.calibration.attention_by_chunk
         for _, chunk in chunks:
             new, cached = chunk.new_tokens, chunk.cached_tokens
             rows += new
             sampled += chunk.samples_token
-            tokens += cached + new
             pairs = new * cached + new * (new + 1) // 2
             if self._absorbed_flops:
                 expanded = self._pair_flops * pairs + self._expand_flops * cached
-                flops += min(expanded, self._absorbed_flops * pairs)
+                chunk_flops = min(expanded, self._absorbed_flops * pairs)
             else:
-                flops += self._pair_flops * pairs
-        attention_s = max(
-            flops * self._attention_s_per_flop,
-            tokens * self._kv_bytes * self._attention_s_per_byte,
-        )
+                chunk_flops = self._pair_flops * pairs
+            if new > 1:
+                attention_s += self.calibration.chunk_s
+            if by_chunk:
+                attention_s += self._attention_s(chunk_flops, cached + new)
+            else:
+                flops += chunk_flops
+                tokens += cached + new
+        attention_s += self._attention_s(flops, tokens)
         sequences = decodes + len(chunks)
         return self._products_s(rows, sampled) + attention_s + self._host_s(sequences)
 
     def step_s_by_roofline(self, chunks: Iterable[Chunk]) -> float:
         """The same, straight from the roofline's operations: slower, and for comparison."""
         listed = list(chunks)
-        work: StepWork = step_work(self.model, listed)
-        products_s = _longer(work.weights, self._product_s_per_flop, self._product_s_per_byte)
-        attention_s = _longer(
-            work.attention, self._attention_s_per_flop, self._attention_s_per_byte
+        parts = [[each] for each in listed] if self.calibration.attention_by_chunk else [listed]
+        attention_s = sum(
+            _longer(
+                step_work(self.model, part).attention,
+                self._attention_s_per_flop,
+                self._attention_s_per_byte,
+            )
+            for part in parts
         )
-        return products_s + attention_s + self._host_s(len(listed))
+        attention_s += self.calibration.chunk_s * sum(each.new_tokens > 1 for each in listed)
+        return self._products_s_by_roofline(listed) + attention_s + self._host_s(len(listed))
+
+    def _products_s_by_roofline(self, chunks: Sequence[Chunk]) -> float:
+        rates = self._product_s_per_flop, self._product_s_per_byte
+        if not self.calibration.product_rows:
+            return _longer(step_work(self.model, chunks).weights, *rates)
+        layers, head = products_of_step(self.model, chunks)
+        rows = sum(chunk.new_tokens for chunk in chunks)
+        sampled = sum(chunk.samples_token for chunk in chunks)
+        stretch = self.calibration.product_stretch
+        head_s = _longer(head, *rates) * stretch(sampled) if sampled else 0.0
+        return _longer(layers, *rates) * stretch(rows) + head_s
 
     def kv_bytes(self, tokens: int) -> float:
         """Of a sequence's cache, to be moved."""
@@ -131,10 +155,41 @@ class Prices:
         if self._expert_bytes:
             assert self.model.experts is not None
             num_bytes += self._expert_bytes * self.model.experts.expected_distinct(rows)
+        if self.calibration.product_rows:
+            return self._products_s_by_rows(rows, sampled, num_bytes)
         return max(flops * self._product_s_per_flop, num_bytes * self._product_s_per_byte)
+
+    def _products_s_by_rows(self, rows: int, sampled: int, num_bytes: float) -> float:
+        stretch = self.calibration.product_stretch
+        time_s = 0.0
+        if sampled:
+            num_bytes -= self._head_bytes
+            flops_s = sampled * self._flops_per_sample * self._product_s_per_flop
+            head_s = max(flops_s, self._head_bytes * self._product_s_per_byte)
+            time_s = head_s * stretch(sampled)
+        flops_s = rows * self._flops_per_row * self._product_s_per_flop
+        return time_s + max(flops_s, num_bytes * self._product_s_per_byte) * stretch(rows)
+
+    def _attention_s(self, flops: float, tokens: int) -> float:
+        return max(
+            flops * self._attention_s_per_flop,
+            tokens * self._kv_bytes * self._attention_s_per_byte,
+        )
 
     def _host_s(self, sequences: int) -> float:
         return self.calibration.step_s + self.calibration.sequence_s * sequences
+
+
+def products_of_step(model: ModelSpec, chunks: Sequence[Chunk]) -> tuple[Work, Work]:
+    """FLOPs and bytes of a step's products in the layers, and of the one that makes logits."""
+    layers, head = Work(0.0, 0.0), Work(0.0, 0.0)
+    for operation in step_operations(model, chunks):
+        work = operation.work
+        if operation.name == LM_HEAD:
+            head = work
+        elif operation.name != ATTENTION:
+            layers = Work(layers.flops + work.flops, layers.bytes + work.bytes)
+    return layers, head
 
 
 def _longer(work: Work, s_per_flop: float, s_per_byte: float) -> float:

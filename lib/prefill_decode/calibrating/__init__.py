@@ -1,0 +1,28 @@
+"""Calibrating: what this machine's engine reaches of the roofline, for the simulator; and requests
+run on the engine in real time, to hold predictions against."""
+
+from prefill_decode.calibrating.design import Episode, design, rows_of
+from prefill_decode.calibrating.episodes import EpisodeRunner
+from prefill_decode.calibrating.fit import StepTime, fit_calibration, residuals
+from prefill_decode.calibrating.measuring import (
+    Calibrator,
+    blocks_beside_weights,
+    measure_calibration,
+    use_threads,
+)
+from prefill_decode.calibrating.replaying import replay
+
+__all__ = [
+    "Calibrator",
+    "Episode",
+    "EpisodeRunner",
+    "StepTime",
+    "blocks_beside_weights",
+    "design",
+    "fit_calibration",
+    "measure_calibration",
+    "replay",
+    "residuals",
+    "rows_of",
+    "use_threads",
+]

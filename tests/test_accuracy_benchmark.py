@@ -1,0 +1,92 @@
+"""The benchmark of the simulator's accuracy: its workloads, its rates, and the table it makes."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+
+from prefill_decode.hardware import Hardware
+from prefill_decode.request import Request, RequestRecord
+from prefill_decode.simulator import (
+    Calibrated,
+    Calibration,
+    Predicted,
+    Transfer,
+    simulate,
+)
+from tests.conftest import ROOT, TINY
+
+sys.path.insert(0, str(ROOT / "benchmarks"))  # scripts, not a package
+
+import accuracy
+import accuracy_report
+from accuracy_report import Replayed, Row
+from accuracy_workloads import LEAST_REQUESTS, WORKLOADS
+
+FREE = Hardware("free", "float64", 1e40, 1e40, "a machine on which only the host takes time")
+FITTED = Calibration(
+    step_s=2e-3, source="by hand", fits=tuple(Calibration(step_s=n * 1e-4) for n in (18, 19, 21))
+)
+HERE = Calibrated(FITTED, FREE, TINY, num_blocks=1000, block_tokens=32)
+
+
+class Measuring:
+    def calibrated(self):
+        return HERE
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
+def test_a_workload_has_the_same_lengths_at_any_rate(workload):
+    slow, fast = workload.requests(1.0, 30.0, 7), workload.requests(10.0, 30.0, 7)
+    assert (len(slow), len(fast)) == (30, 300)
+    assert len(workload.requests(0.01, 1.0, 7)) == LEAST_REQUESTS
+    for one, other in zip(slow, fast[:30], strict=True):
+        assert other.arrival_s == pytest.approx(one.arrival_s / 10)
+        assert replace(one, arrival_s=0.0) == replace(other, arrival_s=0.0)
+        low, high = workload.prompt_tokens
+        assert low <= one.prompt_tokens - workload.text_tokens <= high
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
+def test_a_rate_keeps_the_busiest_engine_as_busy_as_asked(workload):
+    transfer = Transfer(1e9, 1e-4)
+    rate = accuracy.rate_for(HERE, workload, transfer, 0.5, 30.0, 0)
+    fleet = accuracy_report.fleet_of(HERE, workload, transfer)
+    outcome = simulate(fleet, workload.requests(rate, 30.0, 0))
+    assert accuracy_report.busiest(outcome) == pytest.approx(0.5, abs=0.06)
+    assert len(fleet.pools) == (2 if workload.apart else 1)
+
+
+def test_records_that_the_simulator_made_are_predicted_without_error():
+    workload = WORKLOADS[0]
+    requests = workload.requests(5.0, 10.0, 0)
+    fleet = accuracy_report.fleet_of(HERE, workload, Transfer())
+    records = list(simulate(fleet, requests).records())
+    done = [Replayed(workload, requests, records, True, Measuring(), Transfer())]
+    said = []
+    found = accuracy_report.report(done, said.append)
+    assert [row["error"] for row in found["rows"]] == [0.0] * 4
+    assert all(row["covered"] for row in found["rows"])
+    assert all("disturbed" in row["regime"] for row in found["rows"])
+    assert "covered: 4 of 4" in said[-1]
+
+
+def test_a_figure_outside_its_interval_is_told():
+    row = Row("a", "mean TTFT", 1.0, Predicted(1.3, 1.2, 1.4))
+    assert row.error == pytest.approx(0.3)
+    assert not row.covered
+    assert "NO" in accuracy_report.line_of(row, "busy 50%")
+    assert "+30.0%" in accuracy_report.line_of(row, "busy 50%")
+
+
+def test_figures_are_those_of_times_by_hand():
+    records = [
+        RequestRecord(Request("a", 1.0, 5, 3), (2.0, 3.0, 4.0), (1, 1, 1)),
+        RequestRecord(Request("b", 2.0, 5, 3), (5.0, 5.5, 6.0), (1, 1, 1)),
+        RequestRecord(Request("c", 2.0, 5, 1), (4.0,), (1,)),
+    ]
+    found = accuracy_report.figures_of(records)
+    assert found["mean TTFT"] == pytest.approx(2.0)
+    assert found["P95 TTFT"] == pytest.approx(2.9)
+    assert found["mean TPOT"] == pytest.approx(0.75)
+    assert found["P95 TPOT"] == pytest.approx(0.975)
