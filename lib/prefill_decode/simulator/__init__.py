@@ -12,6 +12,22 @@ from prefill_decode.simulator.fleet import (
 )
 from prefill_decode.simulator.fleet_file import fleet_of, read_fleet
 from prefill_decode.simulator.outcome import InstanceUse, Outcome
+from prefill_decode.simulator.pool_law import Law, law_of
+from prefill_decode.simulator.pool_search import (
+    Found,
+    Search,
+    at_rate,
+    greatest_rate,
+    search,
+    share_within,
+)
+from prefill_decode.simulator.pool_workers import (
+    Split,
+    Workers,
+    datasheet_workers,
+    fleet_of_split,
+    splits_of,
+)
 from prefill_decode.simulator.prices import Prices
 from prefill_decode.simulator.simulate import simulate
 
@@ -19,16 +35,29 @@ __all__ = [
     "ROLES",
     "Calibration",
     "Fleet",
+    "Found",
     "InstanceUse",
+    "Law",
     "Outcome",
     "Pool",
     "Prices",
     "Role",
+    "Search",
+    "Split",
     "Transfer",
+    "Workers",
+    "at_rate",
     "blocks_that_fit",
+    "datasheet_workers",
     "fleet_of",
+    "fleet_of_split",
+    "greatest_rate",
+    "law_of",
     "read_calibration",
     "read_fleet",
+    "search",
+    "share_within",
     "simulate",
+    "splits_of",
     "write_calibration",
 ]

@@ -15,7 +15,7 @@ from prefill_decode.serving_metrics import NO_OBJECTIVES, Objectives, Summary
 from prefill_decode.simulator.fleet import Fleet
 from prefill_decode.simulator.instance import Instance
 from prefill_decode.simulator.links import Link
-from prefill_decode.simulator.summary import summarize_log
+from prefill_decode.simulator.summary import Flags, good_requests, summarize_log
 from prefill_decode.simulator.token_log import TokenLog
 
 
@@ -83,6 +83,11 @@ class Outcome:
             self.duration_s,
             objectives,
         )
+
+    def is_good(self, objectives: Objectives) -> Flags:
+        """Of each request, in their order: whether it was answered within every objective."""
+        times = (self.first_s, self.last_s, self.tokens)
+        return good_requests(self.requests, self.log, times, objectives)
 
     def _use(self, instance: Instance) -> InstanceUse:
         duration_s = self.duration_s
