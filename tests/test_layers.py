@@ -31,7 +31,7 @@ LAYERS = [  # lowest first; a part may import from lower layers and from itself
     {"kernels", "other_load"},
     {"products"},
     {"engine", "measure", "simulator", "kv_transfer"},
-    {"results"},
+    {"results", "fleet_claims"},
     {"endpoint", "disaggregated"},
     {"paired", "gate"},
     {"plots"},

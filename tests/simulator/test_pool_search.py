@@ -16,6 +16,7 @@ from prefill_decode.simulator import (
     Split,
     Workers,
     at_rate,
+    best_split,
     datasheet_workers,
     fleet_of_split,
     greatest_rate,
@@ -70,9 +71,9 @@ def test_the_best_split_follows_the_work(places, best):
 
 def test_no_split_beats_the_law_and_the_best_comes_near_it():
     splits = [Split(1, 1), Split(2, 1)]  # bound by prefill, bound by decode
-    found = search(workers(12), splits, lambda seed: load(seed, 2500), LATE, [0])
+    found = search(workers(12), splits, lambda seed: load(seed, 1000), LATE, [0])
     for each in found.found:
-        assert 0.8 * each.law_per_s < each.rates_per_s[0] < 1.05 * each.law_per_s
+        assert 0.8 * each.law_per_s < each.rates_per_s[0] < 1.03 * each.law_per_s
 
 
 def test_a_fleet_holds_at_its_greatest_rate_and_not_beyond_it():
@@ -88,6 +89,15 @@ def test_a_fleet_holds_at_its_greatest_rate_and_not_beyond_it():
 def test_what_no_rate_can_keep_has_rate_0():
     hasty = Objectives(ttft_s=STEP_S / 2, tpot_s=1.0)
     assert greatest_rate(fleet_of_split(workers(8), Split(1, 1)), load(0), hasty, 10.0)[0] == 0
+
+
+def test_the_best_split_is_found_without_the_rates_of_all():
+    for seed, places in ((0, 24), (1, 8), (2, 3)):
+        kinds, splits = workers(places), splits_of(4, whole=False)
+        found = search(kinds, splits, load, LATE, [seed])
+        split, rate = best_split(kinds, splits, load(seed), LATE, found.law)
+        assert split == found.best.split
+        assert rate == pytest.approx(found.best.rates_per_s[0], rel=0.02)
 
 
 def test_every_split_gets_the_same_requests_and_each_seed_others():

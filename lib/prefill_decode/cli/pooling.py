@@ -184,8 +184,8 @@ def _search_lines(workers: "Workers", found: "Search") -> list[str]:
     places = law.batch * found.best.split.workers
     if found.num_requests < FEWEST_TIMES_FULL * places:
         lines.append(
-            f"{found.num_requests} requests are few for batches of {places} in all: rates are too "
-            f"high; give {TIMES_FULL * places}"
+            f"{found.num_requests} requests hardly fill batches of {places} in all: rates say "
+            f"little; give {TIMES_FULL * places}"
         )
     rows = [("split", "requests/s", "of a device", "roofline", "busy")]
     for each in found.found:

@@ -26,6 +26,12 @@ from prefill_decode.plots.figures import (
     rate_against_tokens,
     time_against_sequences,
 )
+from prefill_decode.plots.fleet_figures import (
+    fleet_table,
+    pool_laws_table,
+    pools_map,
+    pools_table,
+)
 from prefill_decode.plots.growth_figures import (
     batches_step_by_step,
     time_against_context,
@@ -59,6 +65,7 @@ __all__ = [
     "chunks_table",
     "crossover_map",
     "first_token_table",
+    "fleet_table",
     "gaps_over_time",
     "generated_against_scored",
     "handover_table",
@@ -68,6 +75,9 @@ __all__ = [
     "move_or_compute",
     "next_token_against_context",
     "phases_on_the_roofline",
+    "pool_laws_table",
+    "pools_map",
+    "pools_table",
     "price_of_chunks",
     "prices_table",
     "rate_against_tokens",
