@@ -25,6 +25,7 @@ from prefill_decode.simulator import (
     share_within,
     simulate,
     splits_of,
+    whole_per_s,
 )
 from prefill_decode.step import Chunk
 from prefill_decode.workload import fixed_lengths, make_requests, poisson_arrivals
@@ -176,6 +177,25 @@ def test_answers_of_one_token_need_no_decode_and_hasty_ones_get_none():
     none = law_of(kinds.prefill, kinds.decode, load(0), Objectives(1.0, STEP_S / 2))
     assert (none.batch, none.decode_per_s) == (0, 0)
     assert isnan(none.token_s)
+
+
+def test_a_whole_worker_reads_chunks_beside_its_decodes():
+    """Eight decodes and chunks of 32 - 8 in steps that all take STEP_S."""
+    whole = worker("both", 8, 32)
+    long = [Request("0", 0.0, 48, 33)]  # two chunks, 32 steps for 8 answers: four for each
+    assert whole_per_s(whole, long, Objectives(1.0, 1.0)) == pytest.approx(1 / (4 * STEP_S))
+    short = [Request("0", 0.0, 96, 9)]  # four chunks, one step for each: the batch fills to two
+    assert whole_per_s(whole, short, Objectives(1.0, 1.0)) == pytest.approx(1 / (4 * STEP_S))
+    assert whole_per_s(whole, long, Objectives(1.0, STEP_S / 2)) == 0
+
+
+def test_whole_workers_carry_what_their_law_says():
+    kinds = datasheet_workers("llama-3.1-8b", "h100-sxm", "h100-sxm", whole="h100-sxm",
+                              most_sequences=8)  # fmt: skip
+    objectives = Objectives(1.0, 0.02)
+    found = search(kinds, [Split(whole=1)], lambda s: load(s, 300, 2048, 64), objectives, [0])
+    law = whole_per_s(kinds.whole, load(0, 2, 2048, 64), objectives)
+    assert found.found[0].rates_per_s[0] == pytest.approx(law, rel=0.12)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from prefill_decode.simulator.fleet import (
 )
 from prefill_decode.simulator.fleet_file import fleet_of, read_fleet
 from prefill_decode.simulator.outcome import InstanceUse, Outcome
-from prefill_decode.simulator.pool_law import Law, law_of
+from prefill_decode.simulator.pool_law import Law, law_of, whole_per_s
 from prefill_decode.simulator.pool_search import (
     Found,
     Search,
@@ -63,5 +63,6 @@ __all__ = [
     "share_within",
     "simulate",
     "splits_of",
+    "whole_per_s",
     "write_calibration",
 ]

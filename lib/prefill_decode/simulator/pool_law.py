@@ -8,6 +8,8 @@ balance gives both pools the same rate:
 
 Counts:  steps full of prompts in the order of their arrival; decodes over the mean context that a
          batch holds, no more of them than slots and blocks allow.
+         A whole worker does both: so many of its steps as a prompt has chunks carry one beside the
+         decodes, the others decode only.
 Ignores: queues. A fleet that must also keep a promise on TTFT carries less, so the rate is a
          bound; a balance errs only where one pool must stay idler than the other to keep its part.
 """
@@ -62,6 +64,39 @@ def law_of(prefill: Pool, decode: Pool, load: Sequence[Request], objectives: Obj
     )
 
 
+def whole_per_s(pool: Pool, load: Sequence[Request], objectives: Objectives) -> float:
+    """Requests/s of one worker that does both phases, for requests of the load's mean lengths; 0
+    where not even one sequence keeps the objective for what follows its first token."""
+    prices = Prices(pool.model, pool.ceilings, pool.calibration)
+    prompt = round(fmean(request.prompt_tokens for request in load))
+    steps = fmean(request.output_tokens for request in load) - 1
+    context = round(mean_context_tokens(load))
+    best_per_s = 0.0
+    for batch in range(1, _room(pool, context) + 1):
+        chunks = _chunks(prompt, pool.settings.most_tokens_per_step - batch)
+        beside = [Chunk(1, context)] * batch
+        carrying_s = [prices.step_s_by_roofline([chunk, *beside]) for chunk in chunks]
+        alone = steps / batch - len(chunks)  # for each request, steps without a chunk
+        if alone < 0:  # more chunks than steps: the batch does not fill
+            break
+        total_s = sum(carrying_s) + alone * prices.decodes(batch, batch * context)[0]
+        if total_s * batch / steps > min(objectives.tpot_s, objectives.stall_s):
+            break
+        best_per_s = 1 / total_s
+    return best_per_s
+
+
+def _chunks(prompt_tokens: int, most_tokens: int) -> list[Chunk]:
+    starts = range(0, prompt_tokens, max(1, most_tokens))
+    return [Chunk(min(most_tokens, prompt_tokens - start), start) for start in starts]
+
+
+def _room(pool: Pool, context_tokens: float) -> int:
+    """Sequences that a worker's slots and blocks hold."""
+    room = int(pool.num_blocks * pool.block_tokens / (context_tokens + pool.block_tokens / 2))
+    return min(pool.settings.most_sequences, room)
+
+
 def mean_context_tokens(load: Sequence[Request]) -> float:
     """Of a sequence in a batch: longer answers stay longer."""
     steps = sum(request.output_tokens for request in load)
@@ -92,8 +127,7 @@ def _batch(pool: Pool, load: Sequence[Request], most_s: float) -> tuple[int, flo
     """The largest batch whose step takes `most_s` at most, and the time of its step."""
     prices = Prices(pool.model, pool.ceilings, pool.calibration)
     context = mean_context_tokens(load)
-    room = int(pool.num_blocks * pool.block_tokens / (context + pool.block_tokens / 2))
-    low, high = 0, min(pool.settings.most_sequences, room)
+    low, high = 0, _room(pool, context)
     while low < high:
         middle = (low + high + 1) // 2
         if prices.decodes(middle, round(middle * context))[0] <= most_s:
