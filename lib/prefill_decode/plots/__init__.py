@@ -44,6 +44,12 @@ from prefill_decode.plots.phase_figures import (
     power_table,
     ranks_by_phase,
 )
+from prefill_decode.plots.placement_figures import (
+    conversations_table,
+    placement_laws_table,
+    placement_table,
+    ttft_against_slack,
+)
 from prefill_decode.plots.tables import (
     Text,
     capacity_table,
@@ -71,6 +77,7 @@ __all__ = [
     "capacity_table",
     "ceilings_table",
     "chunks_table",
+    "conversations_table",
     "crossover_map",
     "first_token_table",
     "fleet_table",
@@ -85,6 +92,8 @@ __all__ = [
     "move_or_compute",
     "next_token_against_context",
     "phases_on_the_roofline",
+    "placement_laws_table",
+    "placement_table",
     "pool_laws_table",
     "pools_map",
     "pools_table",
@@ -104,6 +113,7 @@ __all__ = [
     "time_against_sequences",
     "time_of_each_prompt_token",
     "times_table",
+    "ttft_against_slack",
     "verdict_table",
     "work_table",
 ]

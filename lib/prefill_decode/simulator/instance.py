@@ -32,7 +32,7 @@ class Instance:
         )
         self.computed_elsewhere: deque[Served] = deque()  # whose caches have come and wait for room
         self.turn = 0
-        self.num_steps = 0
+        self.num_requests = self.num_steps = 0
         self.busy_s = 0.0
         self.end_s = inf  # of the run under way
         self._log, self._timeline = log, log.timelines[number]

@@ -21,9 +21,10 @@ from prefill_decode.simulator.token_log import TokenLog
 
 @dataclass(frozen=True)
 class InstanceUse:
-    """What one instance did; `busy_share` is of the whole run."""
+    """What one instance did; `requests` were sent to it, `busy_share` is of the whole run."""
 
     pool: str
+    requests: int
     steps: int
     busy_share: float
     preemptions: int
@@ -93,6 +94,7 @@ class Outcome:
         duration_s = self.duration_s
         return InstanceUse(
             instance.pool.name,
+            instance.num_requests,
             instance.num_steps,
             instance.busy_s / duration_s if duration_s else 0.0,
             instance.scheduler.num_preemptions,

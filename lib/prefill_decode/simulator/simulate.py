@@ -127,6 +127,7 @@ class _Simulation:
             self.failures[index] = str(refusal)
             return
         self.front_loads[place] += 1
+        instance.num_requests += 1
         if line_was_empty:  # else the next step waits for somebody before it
             self._wake(now_s, instance)
 
@@ -175,6 +176,7 @@ class _Simulation:
             self._wake(now_s, sender)
             place = self.decode_router.choose(self.decode_loads)
             self.decode_loads[place] += 1
+            self.decoders[place].num_requests += 1
             self._push(
                 now_s + self.fleet.transfer.latency_s,
                 self.decoders[place],
