@@ -191,7 +191,7 @@ def _search_lines(workers: "Workers", found: "Search") -> list[str]:
     for each in found.found:
         mark = " *" if each is found.best else ""
         shares = ", ".join(f"{name} {share:.0%}" for name, share in each.busy.items())
-        bound = "" if each.law_per_s is None else format_significant(each.law_per_s)
+        bound = format_significant(each.law_per_s)
         rate, own = _shown(each.rate_per_s), format_significant(each.of_a_device_per_s.median)
         rows.append((f"{each.split}{mark}", rate, own, bound, shares))
     widths = [max(len(row[i]) for row in rows) for i in range(4)]

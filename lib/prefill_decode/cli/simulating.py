@@ -19,10 +19,11 @@ from prefill_decode.units import format_bytes, format_seconds, format_significan
 
 if TYPE_CHECKING:
     from prefill_decode.request import Request
-    from prefill_decode.serving_metrics import Summary
+    from prefill_decode.serving_metrics import Objectives, Summary
     from prefill_decode.simulator import Fleet, Outcome
     from prefill_decode.statistics import Percentile
 
+SHARES_OF_RATE = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # that a figure tries
 REQUESTS = 1000  # where their number is not given
 FLAGS = ("model", "accelerator", "instances", "devices", "policy", "most_tokens_per_step")
 LATENCIES = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("stall", "stall_s"))
@@ -44,11 +45,31 @@ def simulate(options: argparse.Namespace) -> int:
         complain(f"no request fits the fleet: {outcome.failures[0]}")
         return FINDING
     summary = outcome.summary(objectives)
+    if options.figure is not None:
+        _draw(options.figure, fleet, requests, objectives)
     if options.json:
         print_json({**_report(outcome), "summary": summary.as_dict(), "trace": trace})
     else:
         print_last("\n".join(_lines(outcome, summary)))
     return FINE
+
+
+def _draw(
+    path: Path, fleet: "Fleet", requests: Sequence["Request"], objectives: "Objectives"
+) -> None:
+    """Goodput against the rate of the same requests, around their own, as an SVG file."""
+    from prefill_decode.plots import goodput_against_rate
+    from prefill_decode.results import write_atomically
+    from prefill_decode.simulator import at_rate
+    from prefill_decode.simulator import simulate as play
+
+    span_s = max(r.arrival_s for r in requests) - min(r.arrival_s for r in requests)
+    if not span_s > 0:
+        raise ValueError("a figure of goodput needs requests that arrive at more than one moment")
+    rates = [share * (len(requests) - 1) / span_s for share in SHARES_OF_RATE]
+    summaries = [play(fleet, at_rate(requests, rate)).summary(objectives) for rate in rates]
+    figure = goodput_against_rate(dict(zip(rates, summaries, strict=True)))
+    write_atomically(path, figure.standalone() + "\n")
 
 
 class Shown:
@@ -188,4 +209,7 @@ def add_simulate(added: argparse.ArgumentParser) -> None:
     add_lengths(added)
     added.add_argument("--seed", type=values.seed, default=0, help="of everything drawn (0)")
     add_objectives(added)
+    added.add_argument(
+        "--figure", type=Path, metavar="FILE.svg", help="draw goodput around this rate, too"
+    )
     added.add_argument("--json", action="store_true")

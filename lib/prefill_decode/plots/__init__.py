@@ -28,6 +28,7 @@ from prefill_decode.plots.figures import (
 )
 from prefill_decode.plots.fleet_figures import (
     fleet_table,
+    goodput_against_rate,
     pool_laws_table,
     pools_map,
     pools_table,
@@ -84,6 +85,7 @@ __all__ = [
     "fleets_table",
     "gaps_over_time",
     "generated_against_scored",
+    "goodput_against_rate",
     "handover_table",
     "hidden_by_the_prefill",
     "laws_table",

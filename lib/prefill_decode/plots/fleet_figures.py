@@ -4,15 +4,16 @@ As everywhere in the book, predictions are lines and the title is the finding. P
 with intervals over seeds."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prefill_decode.fleet_claims.pools import LEANING, Found, Setting
 from prefill_decode.plots.figures import _decade_ticks, _points
 from prefill_decode.plots.svg import BLUE, INK, ORANGE, Figure, as_figure, canvas
 from prefill_decode.plots.tables import Text, format_interval, table
+from prefill_decode.serving_metrics import Summary
 from prefill_decode.simulator import Split
-from prefill_decode.statistics import median_interval
+from prefill_decode.statistics import Interval, median_interval
 from prefill_decode.units import format_bytes, format_seconds, format_si, format_significant
 
 
@@ -130,6 +131,40 @@ def pools_map(found: Found) -> Figure:
         axes.annotate("both pools busy,\nby the roofline", beside, (10, -34), color=BLUE,
                       textcoords="offset points", va="top")  # fmt: skip
         return as_figure(figure, f"{title}. {_spoken_map(found)}")
+
+
+def goodput_against_rate(summaries: Mapping[float, Summary]) -> Figure:
+    """Requests/s that are answered within the objectives, against the rate at which they come.
+
+    One simulation for each rate; intervals are those of the share that is good, and take requests
+    for independent."""
+    rates = sorted(summaries)
+    goodputs = [_goodput(summaries[rate], rate) for rate in rates]
+    best, at = max((each.median, rate) for each, rate in zip(goodputs, rates, strict=True))
+    title = f"{format_significant(best)} requests/s within the objectives at most"
+    with canvas() as figure:
+        axes = figure.subplots()
+        axes.plot([0, rates[-1]], [0, rates[-1]], color=BLUE)
+        _points(axes, rates, goodputs, 1)
+        axes.annotate("if all were", (rates[-2], rates[-2]), (-6, 2), color=BLUE, ha="right",
+                      textcoords="offset points", va="bottom")  # fmt: skip
+        axes.set(title=title, xlabel="requests/s that come", ylabel="requests/s in time")
+        axes.set_ylim(0, max(rates[-1] * 0.75, best) * 1.1)
+        told = ", ".join(
+            f"{format_significant(rate)}: {format_significant(each.median)}"
+            for rate, each in zip(rates, goodputs, strict=True)
+        )
+        return as_figure(
+            figure,
+            f"{title}, at {format_significant(at)} that come. Simulated goodput by the rate at "
+            f"which requests come, requests/s: {told}.",
+        )
+
+
+def _goodput(summary: Summary, rate_per_s: float) -> Interval:
+    share = summary.share_good
+    middle, low, high = (rate_per_s * each for each in (share.share, share.low, share.high))
+    return Interval(middle, low, high, share.of)
 
 
 def _name(axes: Any, name: str, lean: float, ratio: float, above: bool) -> None:

@@ -26,7 +26,7 @@ from prefill_decode.request import Request
 from prefill_decode.serving_metrics import Objectives
 from prefill_decode.simulator.fleet import Fleet
 from prefill_decode.simulator.outcome import Outcome
-from prefill_decode.simulator.pool_law import Law, law_of
+from prefill_decode.simulator.pool_law import Law, law_of, whole_per_s
 from prefill_decode.simulator.pool_workers import Split, Workers, fleet_of_split
 from prefill_decode.simulator.simulate import simulate
 from prefill_decode.statistics import Interval, median_interval
@@ -47,7 +47,7 @@ class Found:
     split: Split
     num_devices: int
     rates_per_s: tuple[float, ...]
-    law_per_s: float | None  # by the roofline, before any simulation; None for whole workers
+    law_per_s: float  # by the roofline, before any simulation
     busy: dict[str, float]  # share of the time by pool, at those rates; a mean over seeds
 
     @property
@@ -107,7 +107,7 @@ def search(
     found = []
     for split in splits:
         fleet = fleet_of_split(workers, split)
-        expected = None if split.whole else law.rate_per_s(split.prefill, split.decode)
+        expected = _expected_per_s(workers, split, law, loads[0], objectives)
         guess = expected or split.workers * law.prefill_per_s
         rates, outcomes = [], []
         for load in loads:
@@ -222,6 +222,14 @@ def share_within(outcome: Outcome, objectives: Objectives) -> float:
     order = sorted(range(len(good)), key=lambda index: outcome.requests[index].arrival_s)
     counted = order[int(FILLING * len(order)) :]
     return sum(bool(good[index]) for index in counted) / len(counted)
+
+
+def _expected_per_s(
+    workers: Workers, split: Split, law: Law, load: Sequence[Request], objectives: Objectives
+) -> float:
+    if split.whole and workers.whole is not None:
+        return split.whole * whole_per_s(workers.whole, load, objectives)
+    return law.rate_per_s(split.prefill, split.decode)
 
 
 def _busy(fleet: Fleet, outcomes: Sequence[Outcome]) -> dict[str, float]:
