@@ -8,7 +8,6 @@ from prefill_decode import plots
 from prefill_decode.fleet_claims import phases
 from prefill_decode.hardware import accelerator
 from prefill_decode.roofline import step_work
-from prefill_decode.serving_metrics import Objectives
 from prefill_decode.simulator import Split
 from prefill_decode.step import Chunk
 
@@ -17,8 +16,8 @@ SETTING = phases.Setting(
     ("h100-pcie", "h20", "h200-sxm"),
     1600.0,
     (4096, 256),
-    Objectives(2.0, 0.03),
     50e9,
+    (2.0, 0.03),
     places=8,
     num_requests=150,
 )
@@ -68,6 +67,15 @@ def test_phases_rank_parts_by_arithmetic_and_by_bandwidth_for_a_watt():
     ours = [name for name in SETTING.ranks(1) if name in SETTING.rows]
     assert ours == sorted(band, key=lambda name: -band[name])
     assert (SETTING.mixed.prefill, SETTING.mixed.decode) == ("H100 PCIe", "H20")
+
+
+def test_promises_that_are_not_given_are_what_the_slowest_candidate_needs():
+    made = replace(SETTING, promises_s=None).objectives
+    slowest = step_work(SETTING.model, [Chunk(4096)]).least_time_s(accelerator("h20").at("bf16"))
+    assert made.ttft_s == pytest.approx(3 * slowest)
+    steps = [Chunk(1, 4096 + 128)] * 8
+    step_s = step_work(SETTING.model, steps).least_time_s(accelerator("h100-pcie").at("bf16"))
+    assert made.tpot_s == pytest.approx(1.75 * step_s, rel=1e-3)
 
 
 def test_what_misses_the_promise_or_has_no_power_in_print_is_not_taken():

@@ -81,4 +81,5 @@ def test_the_figure_and_the_tables_say_what_was_found(found):
     known = replace(found, num_seeds=2)
     assert len(str(plots.placement_table(known)).splitlines()) == 2 + len(placement.ROUTINGS)
     assert "aiconfigurator" in str(plots.conversations_table(SETTING))
+    assert "| 16 |" in str(plots.fleet_sizes_table(SETTING, [2, 16]))
     assert "at any of 4 workers alike" in str(plots.placement_laws_table(SETTING))

@@ -7,12 +7,12 @@ import pytest
 from prefill_decode import plots
 from prefill_decode.fleet_claims import pools, seeds_for
 from prefill_decode.fleet_claims.queue import error_over_single_steps, wait_over_closed_form
-from prefill_decode.serving_metrics import Objectives
+from prefill_decode.hardware import accelerator
+from prefill_decode.roofline import step_work
 from prefill_decode.simulator import Calibration, Split, at_rate, fleet_of_split, law_of
+from prefill_decode.step import Chunk
 
-SETTING = pools.Setting(
-    "llama-3.1-8b", "h100-sxm", 4, (2048, 16), (256, 64), Objectives(0.2, 0.007), 8, 200
-)
+SETTING = pools.Setting("llama-3.1-8b", "h100-sxm", 4, (2048, 16), (256, 64), (0.2, 0.007), 8, 200)
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +53,25 @@ def test_along_the_path_the_law_turns_from_decode_to_prefill():
         load = SETTING.loads[name].requests(1, 0)
         own = law_of(SETTING.workers.prefill, SETTING.workers.decode, load, SETTING.objectives)
         assert ratio == own.ratio
+
+
+def test_promises_that_are_not_given_are_multiples_of_the_roofline():
+    made = replace(SETTING, promises_s=None)
+    hardware = accelerator("h100-sxm").at("bfloat16")
+    prompt_s = step_work(made.model, [Chunk(2048)]).least_time_s(hardware)
+    step_s = step_work(made.model, [Chunk(1, 256 + 32)] * 8).least_time_s(hardware)
+    assert made.objectives.ttft_s == pytest.approx(8 * prompt_s)
+    assert made.objectives.tpot_s == pytest.approx(1.4 * step_s, rel=1e-3)
+
+
+def test_other_accelerators_are_held_to_the_same_promises():
+    names = [each.accelerator for each in SETTING.elsewhere(["h200-sxm", "h20", "tpu-v5e"])]
+    assert names == ["h200-sxm"]  # no link in print, no room for the weights
+    other = SETTING.elsewhere(["h200-sxm"])[0]
+    assert other.objectives == SETTING.objectives
+    name = pools.OUTPUT_HEAVY
+    assert other.laws[name].decode_per_s > SETTING.laws[name].decode_per_s
+    assert "H200 SXM" in str(plots.elsewhere_table([other]))
 
 
 def test_every_figure_of_the_claim_is_simulated_and_again_the_same(found):

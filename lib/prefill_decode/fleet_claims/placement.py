@@ -71,7 +71,7 @@ class Setting:
     question_tokens: tuple[int, int]
     busy: float
     answer_tokens: tuple[int, int] = (20, 100)
-    think_s: float = 1.0
+    think_prefills: float = 21.5  # between two questions, mean, in prefills under round-robin
     num_conversations: int = 140
 
     @cached_property
@@ -100,9 +100,13 @@ class Setting:
             "question_tokens": list(self.question_tokens),
             "answer_tokens": list(self.answer_tokens),
             "busy": self.busy,
-            "think_s": self.think_s,
+            "think_prefills": self.think_prefills,
             "num_conversations": self.num_conversations,
         }
+
+    @property
+    def think_s(self) -> float:
+        return self.think_prefills * self.law(self.num_workers).prefill_s
 
     @cached_property
     def rate_per_s(self) -> float:

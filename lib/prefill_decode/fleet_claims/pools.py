@@ -6,7 +6,7 @@ whether the search would find 1:1 where 1:1 is right.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from time import monotonic
 from typing import Any
@@ -22,6 +22,7 @@ from prefill_decode.request import Request
 from prefill_decode.serving_metrics import Objectives
 from prefill_decode.simulator import (
     Law,
+    Prices,
     Split,
     Workers,
     at_rate,
@@ -34,6 +35,7 @@ from prefill_decode.simulator import (
     splits_of,
 )
 from prefill_decode.statistics import Interval, median_interval, ratio_interval
+from prefill_decode.step import Chunk
 from prefill_decode.workload import (
     SERVICES,
     fixed_lengths,
@@ -48,6 +50,7 @@ WAIT = "wait in a queue, simulated / closed form"
 SINGLE_STEPS = "error, runs of steps / single steps"
 SPLIT = "{}: prefill workers / decode workers"
 SWAPPED = "{}: rate with the other's split / with its own"
+TTFT_PREFILLS, TPOT_STEPS = 8.0, 1.4  # promised, where nothing else is
 LONGEST_ANSWER = 4096  # that is tried for the load in balance
 
 
@@ -82,7 +85,7 @@ class Setting:
     num_workers: int
     prompt_heavy: tuple[int, int]  # prompt and output tokens
     output_heavy: tuple[int, int]
-    objectives: Objectives
+    promises_s: tuple[float, float] | None = None  # TTFT, TPOT; None: by the roofline
     places: int = 32  # sequences that a worker decodes at a time
     num_requests: int = 600
 
@@ -92,6 +95,20 @@ class Setting:
         return datasheet_workers(
             self.model_name, name, name, whole=name, most_sequences=self.places
         )
+
+    @cached_property
+    def objectives(self) -> Objectives:
+        """The promises: unless given, so many times the least prefill of the longest prompt, and
+        the least step of a full batch of the longest answers."""
+        if self.promises_s is not None:
+            return Objectives(*self.promises_s)
+        pool = self.workers.decode
+        prices = Prices(pool.model, pool.ceilings, pool.calibration)
+        prompt_s = prices.step_s_by_roofline([Chunk(self.prompt_heavy[0])])
+        prompt, output = self.output_heavy
+        context = prompt + output // 2
+        step_s = prices.decodes(self.places, self.places * context)[0]
+        return Objectives(TTFT_PREFILLS * prompt_s, TPOT_STEPS * step_s)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -153,6 +170,19 @@ class Setting:
             )
             places.append((prompt / output, self._ratio(prompt, output)))
         return places
+
+    def elsewhere(self, names: Sequence[str]) -> list["Setting"]:
+        """The same on other accelerators that hold the model, with the same promises."""
+        promises_s = (self.objectives.ttft_s, self.objectives.tpot_s)
+        others = [replace(self, accelerator=name, promises_s=promises_s) for name in names]
+        return [each for each in others if each._holds_the_model()]
+
+    def _holds_the_model(self) -> bool:
+        try:
+            _ = self.workers
+        except ValueError:  # no room for a cache, or no link in print
+            return False
+        return True
 
     def best_by_law(self, name: str) -> Split:
         return Split(*self.laws[name].best(self.num_workers))

@@ -18,15 +18,18 @@ from prefill_decode.request import Request
 from prefill_decode.serving_metrics import Objectives
 from prefill_decode.simulator import (
     Law,
+    Prices,
     Split,
     Workers,
     datasheet_workers,
     law_of,
     whole_per_s,
 )
+from prefill_decode.step import Chunk
 from prefill_decode.workload import fixed_lengths, make_requests, poisson_arrivals
 
 DTYPE = "bfloat16"
+TTFT_PREFILLS, TPOT_STEPS = 3.0, 1.75  # promised, where nothing else is
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,8 @@ class Setting:
     candidates: tuple[str, ...]  # as `hardware` names them
     power_w: float
     load: tuple[int, int]  # prompt and output tokens
-    objectives: Objectives
     link_bytes_per_s: float  # the same between all workers: a network's, not a maker's own
+    promises_s: tuple[float, float] | None = None  # TTFT, TPOT; None: by the roofline
     places: int = 16
     num_requests: int = 400
 
@@ -85,6 +88,22 @@ class Setting:
     @property
     def hardware(self) -> list[Hardware]:
         return [row.at(DTYPE) for row in self.rows.values()]
+
+    @cached_property
+    def objectives(self) -> Objectives:
+        """The promises: unless given, so many times the least prefill of the candidate that is
+        slowest at it, and the least step of a full batch of the one that is slowest at that."""
+        if self.promises_s is not None:
+            return Objectives(*self.promises_s)
+        prompt, output = self.load
+        prompts_s, steps_s = [], []
+        for name in self.rows:
+            pool = self.workers(name, name).decode
+            prices = Prices(pool.model, pool.ceilings, pool.calibration)
+            prompts_s.append(prices.step_s_by_roofline([Chunk(prompt)]))
+            tokens = self.places * (prompt + output // 2)
+            steps_s.append(prices.decodes(self.places, tokens)[0])
+        return Objectives(TTFT_PREFILLS * max(prompts_s), TPOT_STEPS * max(steps_s))
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -246,5 +265,7 @@ def _check(row: Accelerator) -> None:
 
 
 def other_loads(setting: Setting, loads: Sequence[tuple[int, int]]) -> list[Setting]:
-    """The same under other loads, prompt and output tokens: each has its own best fleets."""
-    return [replace(setting, load=load) for load in loads]
+    """The same under other loads, prompt and output tokens: each has its own best fleets, and
+    the same promises."""
+    promises_s = (setting.objectives.ttft_s, setting.objectives.tpot_s)
+    return [replace(setting, load=load, promises_s=promises_s) for load in loads]

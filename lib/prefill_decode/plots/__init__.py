@@ -27,6 +27,7 @@ from prefill_decode.plots.figures import (
     time_against_sequences,
 )
 from prefill_decode.plots.fleet_figures import (
+    elsewhere_table,
     fleet_table,
     goodput_against_rate,
     pool_laws_table,
@@ -47,6 +48,7 @@ from prefill_decode.plots.phase_figures import (
 )
 from prefill_decode.plots.placement_figures import (
     conversations_table,
+    fleet_sizes_table,
     placement_laws_table,
     placement_table,
     ttft_against_slack,
@@ -80,7 +82,9 @@ __all__ = [
     "chunks_table",
     "conversations_table",
     "crossover_map",
+    "elsewhere_table",
     "first_token_table",
+    "fleet_sizes_table",
     "fleet_table",
     "fleets_table",
     "gaps_over_time",

@@ -66,6 +66,24 @@ def pool_laws_table(setting: Setting) -> Text:
     return Text(table(header, rows))
 
 
+def elsewhere_table(settings: Sequence[Setting]) -> Text:
+    """The best whole split of every load on other accelerators, by the law."""
+    loads = list(settings[0].loads)
+    rows = [
+        (
+            each.hardware.name,
+            *(
+                f"{each.best_by_law(name)} ({format_significant(each.laws[name].ratio, 2)})"
+                if each.laws[name].batch
+                else "promise broken"
+                for name in loads
+            ),
+        )
+        for each in settings
+    ]
+    return Text(table(("best split, and P / D in balance", *loads), rows))
+
+
 def pools_table(found: Found) -> Text:
     """The best split of every load, and its rate beside those of other ways to use the workers."""
     rows = []

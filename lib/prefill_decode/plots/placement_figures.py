@@ -1,6 +1,7 @@
 """Placement figures: what a slack for the sake of a cache gives and takes, simulated, beside the
 law of where a prompt's beginning is held."""
 
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
@@ -57,6 +58,22 @@ def placement_laws_table(setting: Setting) -> Text:
         f"{format_significant(one, 2)} times the time that there is."
     )
     return Text(table(header, rows) + f"\n\n{told}\n")
+
+
+def fleet_sizes_table(setting: Setting, sizes: Sequence[int]) -> Text:
+    """What locality saves by the law, in fleets of several sizes."""
+    kept, rows = setting.law(1), []
+    for size in sizes:
+        law = setting.law(size)
+        less = format_significant(law.prefill_s / kept.prefill_s)
+        rows.append((str(size), f"{law.hit_rate:.1%}", f"{kept.hit_rate:.1%}", less))
+    header = (
+        "workers",
+        "prompt tokens found, any worker alike",
+        "where the conversation goes on",
+        "prefill, first over second",
+    )
+    return Text(table(header, rows))
 
 
 def placement_table(found: Found) -> Text:
