@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prefill_decode.fleet_claims.pools import LEANING, Found, Setting
+from prefill_decode.fleet_claims.pools import BALANCED, LEANING, Found, Setting
 from prefill_decode.plots.figures import _decade_ticks, _points
 from prefill_decode.plots.svg import BLUE, INK, ORANGE, Figure, as_figure, canvas
 from prefill_decode.plots.tables import Text, format_interval, table
@@ -67,8 +67,9 @@ def pool_laws_table(setting: Setting) -> Text:
 
 
 def elsewhere_table(settings: Sequence[Setting]) -> Text:
-    """The best whole split of every load on other accelerators, by the law."""
-    loads = list(settings[0].loads)
+    """The best whole split of every load on other accelerators, by the law. The load of equal work
+    is another one on each, and left out."""
+    loads = [name for name in settings[0].loads if name != BALANCED]
     rows = [
         (
             each.hardware.name,
