@@ -8,7 +8,7 @@ from prefill_decode.claim import Claim, Prediction
 from prefill_decode.hardware import Hardware
 from prefill_decode.measure import Ceilings, Kernel, Machine, Timings
 from prefill_decode.model_spec import ModelSpec
-from prefill_decode.results import Record, make_record
+from prefill_decode.results import Record, make_record, make_simulated_record
 from prefill_decode.results import record as record_module
 from prefill_decode.statistics import Interval
 from prefill_decode.step import Chunk
@@ -113,5 +113,29 @@ def record(
         machine=machine,
         model=tiny_model,
         parameters={"batch_sizes": [1, 8]},
+        seed=0,
+    )
+
+
+@pytest.fixture
+def simulated_record(tiny_model: ModelSpec, machine: Machine) -> Record:
+    """Of figures that stand for hardware which is not here."""
+    claim = Claim(
+        "pools follow the work",
+        [Prediction("prefill / decode workers", 3.0, rival=1.0)],
+        controls=[Prediction("equal work", 1.0, rival=3.0)],
+    )
+    three, one = Interval(3, 3, 3, 8, 0.99), Interval(1, 1, 1, 8, 0.99)
+    verdict = claim.judge({"prefill / decode workers": three, "equal work": one})
+    return make_simulated_record(
+        "pools_scale_apart",
+        claim,
+        verdict,
+        hardware=[Hardware("Elsewhere", "bfloat16", 1e15, 1e12, "a data sheet")],
+        num_seeds=8,
+        duration_s=2.0,
+        machine=machine,
+        model=tiny_model,
+        parameters={"workers": 4, "budget_s": 10.0},
         seed=0,
     )

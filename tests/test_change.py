@@ -6,7 +6,7 @@ import numpy
 import pytest
 from scipy import stats
 
-from prefill_decode.change import Quantity, decide, judge_change, judge_pairs
+from prefill_decode.change import Quantity, decide, judge_change, judge_pairs, judge_simulated
 from prefill_decode.statistics import Interval
 
 
@@ -299,3 +299,20 @@ def test_a_run_whose_interval_reaches_below_0_is_judged_by_its_upper_half():
     below = [Interval(1.0, -2.0, 1.5, 9, 0.95)]
     touching = [Interval(1.0, 0.0, 1.5, 9, 0.95)]
     assert judge_change(below, below, "lower") == judge_change(touching, touching, "lower")
+
+
+@pytest.mark.parametrize(
+    ("base", "current", "better", "answer"),
+    [
+        (2.0, 2.0, "higher", "ok"),
+        (2.0, 1.96, "higher", "ok"),
+        (2.0, 1.7, "higher", "regression"),
+        (2.0, 1.7, "lower", "improvement"),
+        (0.0, 0.0, "lower", "ok"),
+        (0.0, 0.1, "lower", "regression"),
+    ],
+)
+def test_a_simulated_figure_is_its_own_interval(base, current, better, answer):
+    assert judge_simulated(base, current, better).answer == answer
+    with pytest.raises(ValueError, match="finite and not negative"):
+        judge_simulated(base, nan, better)

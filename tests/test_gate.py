@@ -731,3 +731,33 @@ def test_a_zero_in_a_run_that_is_too_old_to_count_is_no_obstacle():
     name = "reached, decode x1"
     base = runs([0.0, *[0.5] * 7], "higher", name=name)
     assert not compare(base, [run(20, {name: quantity(0.5, "higher")})]).failed
+
+
+SIMULATED = SETTING | {"simulated": {"hardware": [], "num_seeds": 8}}
+
+
+@pytest.mark.parametrize(
+    ("now", "answer"), [(4.0, "ok"), (3.9, "ok"), (3.5, "regression"), (4.5, "improvement")]
+)
+def test_what_was_simulated_travels_to_any_machine_and_has_no_spread(now, answer):
+    base = runs([4.0], "higher", setting=SIMULATED, machine=SEVEN_763)
+    current = runs([now], "higher", setting=SIMULATED, start=5)
+    row = only(compare(base, current))
+    assert row.answer == answer
+    assert row.change.low == row.change.high == row.change.ratio
+    measured = only(compare(runs([4.0], "higher"), runs([now], "higher", start=5)))
+    assert measured.answer in ("ok", "inconclusive")
+
+
+def test_what_was_simulated_for_other_hardware_is_not_comparable():
+    other = SETTING | {"simulated": {"hardware": [{"name": "another"}], "num_seeds": 8}}
+    base = runs([4.0], "higher", setting=other, machine=SEVEN_763)
+    current = runs([4.0], "higher", setting=SIMULATED, start=5)
+    assert only(compare(base, current)).answer == "not comparable"
+
+
+def test_a_simulated_claim_that_turns_on_another_machine_fails():
+    base = runs([4.0], "higher", setting=SIMULATED, machine=SEVEN_763)
+    current = runs([1.0], "higher", setting=SIMULATED, start=5, outcome="refuted")
+    report = compare(base, current)
+    assert [row.answer for row in report.verdicts] == ["regression"]

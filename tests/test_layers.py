@@ -33,7 +33,7 @@ LAYERS = [  # lowest first; a part may import from lower layers and from itself
     {"kernels", "other_load"},
     {"products"},
     {"engine", "measure", "simulator", "kv_transfer"},
-    {"results"},
+    {"results", "fleet_claims"},
     {"endpoint", "disaggregated", "calibrating"},
     {"paired", "gate"},
     {"plots"},

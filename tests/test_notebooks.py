@@ -99,7 +99,9 @@ def test_sections_come_in_the_books_order(notebook):
 def test_the_refutation_is_committed_to_before_the_measurement(notebook):
     sources = [cell.source for cell in notebook.cells]
     claims = next(i for i, source in enumerate(sources) if "claim = Claim(" in source)
-    measures = next(i for i, source in enumerate(sources) if "measure.interleave(" in source)
+    measures = next(
+        i for i, s in enumerate(sources) if re.search(r"interleave\(|simulate_seeds\(", s)
+    )
     refutes = next(i for i, source in enumerate(sources) if "## What would refute it" in source)
     assert refutes < claims < measures
     assert "controls=[" in sources[claims]
@@ -111,7 +113,7 @@ def test_the_record_bears_the_notebooks_name():
             cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
             for cell in json.loads(path.read_text())["cells"]
         )
-        assert re.findall(r'make_record\(\s*"(\w+)"', sources) == [path.stem]
+        assert re.findall(r'make_(?:simulated_)?record\(\s*"(\w+)"', sources) == [path.stem]
 
 
 def test_prose_types_no_measured_number(notebook):

@@ -479,6 +479,7 @@ VERSION_1_MACHINE = {
 def version_1(record):
     """What the library wrote before quantities had units."""
     old = {**copy.deepcopy(record), "schema_version": 1, "machine": VERSION_1_MACHINE}
+    del old["simulated"]
     for metric in old["metrics"]:
         metric["measured"] = without_unit(metric["measured"])
     for point in old["points"]:
@@ -518,6 +519,7 @@ def test_a_record_of_version_1_is_read_and_what_it_did_not_hold_is_unknown(recor
 
 def test_a_record_from_before_products_were_told_is_read_and_keeps_its_run(record, tmp_path):
     old = copy.deepcopy(record)
+    del old["simulated"]  # came later still
     assert old["machine"].pop("products")
     path = tmp_path / record["claim"] / f"{record['machine']['slug']}.json"
     path.parent.mkdir()
@@ -649,3 +651,33 @@ def test_an_interval_may_reach_below_0_as_a_noisy_fit_does(record, tmp_path):
     runs, problems = results.history(tmp_path)
     assert not problems
     assert runs[0].quantities[metric["name"]].measured.low == -1.8
+
+
+def test_a_simulated_record_says_what_it_stands_for_and_holds_no_times(simulated_record, tmp_path):
+    assert results.load(results.save(simulated_record, tmp_path)) == simulated_record
+    assert simulated_record["simulated"]["hardware"][0]["source"] == "a data sheet"
+    nothing = [simulated_record[name] for name in ("points", "timings", "ceilings")]
+    assert nothing == [[], None, None]
+    run = results.run_of(simulated_record)
+    assert run.is_simulated
+    assert run.setting["simulated"] == simulated_record["simulated"]
+
+
+@pytest.mark.parametrize("name", ["points", "timings", "ceilings"])
+def test_a_record_is_either_timed_or_simulated(record, simulated_record, name, tmp_path):
+    assert not results.run_of(record).is_simulated
+    for one, other in ((record, simulated_record), (simulated_record, record)):
+        with pytest.raises(ValueError, match=f"not a record: {name}"):
+            results.save({**one, name: other[name]}, tmp_path)
+
+
+def test_a_record_from_before_there_were_simulated_ones_was_measured_and_keeps_its_run(
+    record, tmp_path
+):
+    old = copy.deepcopy(record)
+    del old["simulated"]
+    path = tmp_path / record["claim"] / f"{record['machine']['slug']}.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(old))
+    assert results.load(path) == record
+    assert results.run_of(old) == results.run_of(record)

@@ -267,7 +267,8 @@ def test_a_chapter_shows_its_verdict_its_provenance_and_tables_as_tables(open_pa
     records = [json.loads(path.read_text()) for path in (built[1] / chapter).glob("*.json")]
     record = max(records, key=lambda record: record["date"])
     name = record["model"]["name"].split(",")[0]
-    for words in (name, "float32"):  # a slice says between them how many layers it has
+    dtype = "bfloat16" if record["simulated"] else "float32"
+    for words in (name, dtype):  # a slice says between them how many layers it has
         expect(page.locator("div.provenance")).to_contain_text(words)
     expect(page.locator("article")).to_contain_text(f"{record['verdict']['outcome']}.")
     assert page.locator("div.cell_output table").count() >= 5

@@ -1,9 +1,10 @@
 """Change: whether a quantity got worse, got better or stayed, between two states of the code.
 
 A change is a ratio, current / base, with an interval, judged on a log scale in the direction that
-is worse for this quantity. Two ways lead to the interval. `judge_change` takes medians of whole
+is worse for this quantity. Three ways lead to the interval. `judge_change` takes medians of whole
 runs that were made at different hours: it counts the spread between runs, which on a shared machine
-is far wider than a run's own interval, and so finds only large changes: a screen. `judge_pairs`
+is far wider than a run's own interval, and so finds only large changes: a screen.
+`judge_simulated` knows no spread, since a simulation has none from run to run. `judge_pairs`
 takes times that were measured in turns, pair by pair, so that the machine's drift cancels: it
 finds small ones.
 
@@ -140,6 +141,20 @@ def judge_pairs(
     return _change(ratio, better, tolerance)
 
 
+def judge_simulated(
+    base: float, current: float, better: Better, tolerance: float = TOLERANCE
+) -> Change:
+    """The change of a figure that was simulated in both: no machine's noise is in it, so that the
+    ratio is its own interval. ValueError for what is negative or not finite."""
+    check_better(better)
+    _check_tolerance(tolerance)
+    before, after = _known([base], "base"), _known([current], "current")
+    if 0 in (*before, *after):
+        return _judge_zeros(before, after, better)
+    ratio = current / base
+    return _change(Interval(ratio, ratio, ratio, 1, 1.0), better, tolerance)
+
+
 def decide(ratio: Interval, better: Better, tolerance: float) -> tuple[Answer, str]:
     """What the interval of a ratio, current / base, says, and why.
 
@@ -243,9 +258,12 @@ def _exp(value: float) -> float:
 
 
 def _medians(runs: Sequence[Interval], side: str) -> list[float]:
-    medians = [run.median for run in runs]
-    if not medians:
+    if not runs:
         raise ValueError(f"a change needs at least one {side} run; got none")
+    return _known([run.median for run in runs], side)
+
+
+def _known(medians: list[float], side: str) -> list[float]:
     if not all(0 <= value < inf for value in medians):
         raise ValueError(f"medians are finite and not negative; the {side} runs have {medians}")
     return medians

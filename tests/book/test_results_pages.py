@@ -252,3 +252,12 @@ def test_the_books_own_pages_are_filled_with_and_without_a_study(make_project, r
     assert "`prefill-decode trust` measures it" in pages["how_far_to_trust.md"]
     assert ("Not shown: trust/x.json" in pages["how_far_to_trust.md"]) == bool(study)
     assert json.dumps(str(project.results)) not in json.dumps(pages)
+
+
+def test_a_simulated_record_is_said_to_be_so_wherever_it_stands(simulated_record):
+    strip = provenance(simulated_record)
+    assert "Simulated with 8 seeds, not measured, for Elsewhere (a data sheet)" in strip
+    assert "Measured on" not in strip
+    assert "2 s of simulating" in strip
+    page = results_page([Chapter("pools_scale_apart", "Pools")], [simulated_record], "nowhere")
+    assert "simulated, not measured" in page

@@ -153,3 +153,24 @@ def test_a_mistake_is_named_with_exit_code_2(capsys, words, why):
     code, out, err = run(capsys, *words)
     assert (code, out) == (2, "")
     assert why in err
+
+
+def test_a_figure_of_goodput_around_the_rate_is_drawn_to_a_file(capsys, tmp_path):
+    path = tmp_path / "goodput.svg"
+    given = [*FLAGS, "--rate", 20, "--requests", 60, "--ttft", "100ms", "--tpot", "20ms"]
+    code, out, _ = run(capsys, *given, "--figure", path)
+    assert code == 0
+    assert "goodput" in out
+    drawn = path.read_text()
+    assert drawn.startswith("<svg")
+    assert "Simulated goodput by the rate at which requests come" in drawn
+
+
+def test_a_figure_needs_a_rate_and_a_place(capsys, tmp_path):
+    given = [*FLAGS, "--rate", 20, "--figure"]
+    code, _, err = run(capsys, *given, tmp_path / "a.svg", "--requests", 1)
+    assert code == 2
+    assert "more than one moment" in err
+    code, _, err = run(capsys, *given, tmp_path / "nowhere" / "a.svg", "--requests", 20)
+    assert code == 2
+    assert "nowhere" in err

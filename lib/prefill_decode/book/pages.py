@@ -65,16 +65,25 @@ def provenance(record: Record) -> str:
     facts = [
         f"**{machine['title']}**",
         record["date"][:10],
-        f"{record['measuring_s']:.0f} s of measuring",
+        f"{record['measuring_s']:.0f} s of {'simulating' if record['simulated'] else 'measuring'}",
         f"{model['name']}, {model['dtype']}",
         f"torch {machine['torch']}, Python {machine['python']}",
-        f"products: {machine['products'] or 'unknown'}",
+        *([] if record["simulated"] else [f"products: {machine['products'] or 'unknown'}"]),
         f"library {record['library_version']}, commit {record['commit'] or 'unknown'}",
         f"seed {record['seed']}, {', '.join(values)}",
         f"{{ref}}`compare with other machines <machines-{record['claim']}>`",
         f"{{ref}}`history <history-{record['claim']}>`",
     ]
-    return ":::{div} provenance\nMeasured on " + " · ".join(facts) + "\n:::"
+    return f":::{{div}} provenance\n{_whereabouts(record)} " + " · ".join(facts) + "\n:::"
+
+
+def _whereabouts(record: Record) -> str:
+    """How the machine that is named next came into it."""
+    simulated = record["simulated"]
+    if simulated is None:
+        return "Measured on"
+    names = ", ".join(f"{each['name']} ({each['source']})" for each in simulated["hardware"])
+    return f"Simulated with {simulated['num_seeds']} seeds, not measured, for {names}; computed on"
 
 
 def fill(template: str, parts: Mapping[str, str]) -> str:

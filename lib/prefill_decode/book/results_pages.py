@@ -304,7 +304,8 @@ def _record_section(record: Record, label: str) -> str:
         f"### {_heading(label)}\n\n"
         f"{SIGNS[verdict['outcome']]} **{verdict['outcome']}**: {plain(verdict['reason'])}.\n\n"
         f"{table(JUDGEMENT_HEADER, rows)}\n\n"
-        f"{record['date'][:10]}, {plain(model['name'])} in {plain(model['dtype'])}.\n"
+        f"{record['date'][:10]}, {plain(model['name'])} in {plain(model['dtype'])}"
+        f"{'; simulated, not measured' if record['simulated'] else ''}.\n"
     )
 
 

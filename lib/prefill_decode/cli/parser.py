@@ -11,6 +11,7 @@ from prefill_decode.cli.calibrating import add_calibrate, calibrate
 from prefill_decode.cli.comparing import REMEASURED, compare, trust
 from prefill_decode.cli.measuring import book, doctor, list_claims, run, show_results
 from prefill_decode.cli.moving import add_link, link
+from prefill_decode.cli.pooling import add_pools, pools
 from prefill_decode.cli.pricing import certify, model, show_hardware
 from prefill_decode.cli.serving import add_serve, serve
 from prefill_decode.cli.simulating import add_simulate, simulate
@@ -103,6 +104,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_bench(verb("bench", bench, device=False))
     add_calibrate(verb("calibrate", calibrate))
     add_simulate(verb("simulate", simulate, device=False))
+    add_pools(verb("pools", pools, device=False))
     modelling = verb("model", model, device=False)
     modelling.add_argument("model", metavar="CONFIG|NAME", help="a config.json, or a model's name")
     modelling.add_argument("--dtype", help="of the weights (default: the config's, else bfloat16)")

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from prefill_decode.cli import values
-from prefill_decode.cli.loads import draw_arrivals, objectives_of, traced_requests
+from prefill_decode.cli.loads import (
+    add_lengths,
+    add_objectives,
+    objectives_of,
+    synthetic_requests,
+    traced_requests,
+)
 from prefill_decode.cli.shared import FINDING, FINE, complain, print_json, print_last
 from prefill_decode.units import format_bytes, format_seconds, format_significant
 
@@ -18,6 +24,7 @@ if TYPE_CHECKING:
     from prefill_decode.statistics import Percentile
 
 FITS = 16
+SHARES_OF_RATE = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # that a figure tries
 REQUESTS = 1000  # where their number is not given
 FLAGS = ("model", "accelerator", "instances", "devices", "policy", "most_tokens_per_step")
 GOODPUT = "goodput_per_s"
@@ -43,6 +50,8 @@ def simulate(options: argparse.Namespace) -> int:
         shown.end()
     summary = outcome.summary(objectives)
     warning = near_saturation(outcome)
+    if options.figure is not None:
+        _draw(options.figure, fleet, requests, objectives)
     if options.json:
         told = {**_report(outcome), "summary": summary.as_dict(), "trace": trace}
         print_json({**told, "near_saturation": warning, "fits": _fits_report(summary, around)})
@@ -91,6 +100,24 @@ def _fits_report(summary: "Summary", around: Sequence[dict[str, float]]) -> dict
         for name, each in found.items()
     }
     return {"count": len(around), "intervals": told}
+
+
+def _draw(
+    path: Path, fleet: "Fleet", requests: Sequence["Request"], objectives: "Objectives"
+) -> None:
+    """Goodput against the rate of the same requests, around their own, as an SVG file."""
+    from prefill_decode.plots import goodput_against_rate
+    from prefill_decode.results import write_atomically
+    from prefill_decode.simulator import at_rate
+    from prefill_decode.simulator import simulate as play
+
+    span_s = max(r.arrival_s for r in requests) - min(r.arrival_s for r in requests)
+    if not span_s > 0:
+        raise ValueError("a figure of goodput needs requests that arrive at more than one moment")
+    rates = [share * (len(requests) - 1) / span_s for share in SHARES_OF_RATE]
+    summaries = [play(fleet, at_rate(requests, rate)).summary(objectives) for rate in rates]
+    figure = goodput_against_rate(dict(zip(rates, summaries, strict=True)))
+    write_atomically(path, figure.standalone() + "\n")
 
 
 class Shown:
@@ -149,30 +176,8 @@ def _requests(options: argparse.Namespace) -> tuple[Sequence["Request"], dict[st
         raise ValueError("--spread, --max-model-len and --duration are for --trace, not given")
     if options.rate is None:
         raise ValueError("give --trace FILE, or --rate R for synthetic requests")
-    return _synthetic(options), None
-
-
-def _synthetic(options: argparse.Namespace) -> list["Request"]:
-    from prefill_decode.workload import (
-        SERVICES,
-        fixed_lengths,
-        make_requests,
-        percentile_lengths,
-    )
-
-    number, seed = options.requests or REQUESTS, options.seed
-    like = SERVICES.get(options.like)
-    cv = options.burstiness
-    if cv is None:
-        cv = 1.0 if like is None else like.cv
-    arrivals_s = draw_arrivals(options.rate, number, cv, seed)
-    if like is None:
-        prompts = fixed_lengths(options.prompt_tokens, number)
-        outputs = fixed_lengths(options.output_tokens, number)
-    else:
-        prompts = percentile_lengths(like.prompt_tokens, number, seed, "prompt lengths")
-        outputs = percentile_lengths(like.output_tokens, number, seed, "output lengths")
-    return make_requests(arrivals_s, prompts, outputs)
+    number = options.requests or REQUESTS
+    return synthetic_requests(options, options.rate, number, options.seed), None
 
 
 def _report(outcome: "Outcome") -> dict[str, Any]:
@@ -256,8 +261,6 @@ def _use_lines(outcome: "Outcome") -> list[str]:
 
 
 def add_simulate(added: argparse.ArgumentParser) -> None:
-    from prefill_decode.workload import SERVICES
-
     added.add_argument("--fleet", type=Path, metavar="FILE", help="a fleet in TOML; or these:")
     added.add_argument("--model", metavar="CONFIG|NAME")
     added.add_argument("--accelerator", metavar="NAME")
@@ -296,16 +299,10 @@ def add_simulate(added: argparse.ArgumentParser) -> None:
     added.add_argument(
         "--requests", type=values.requests, metavar="N", help=f"at most (synthetic: {REQUESTS})"
     )
-    added.add_argument(
-        "--burstiness", type=values.burstiness, metavar="CV", help="of synthetic arrivals"
-    )
-    added.add_argument(
-        "--like", choices=list(SERVICES), help="lengths and burstiness of a published service"
-    )
-    added.add_argument("--prompt-tokens", type=values.tokens, default=1024, metavar="P")
-    added.add_argument("--output-tokens", type=values.tokens, default=128, metavar="O")
+    add_lengths(added)
     added.add_argument("--seed", type=values.seed, default=0, help="of everything drawn (0)")
-    added.add_argument("--ttft", metavar="TIME", help="objective of goodput, such as 200ms")
-    added.add_argument("--tpot", metavar="TIME", help="likewise")
-    added.add_argument("--stall", metavar="TIME", help="likewise: the largest gap of an answer")
+    add_objectives(added)
+    added.add_argument(
+        "--figure", type=Path, metavar="FILE.svg", help="draw goodput around this rate, too"
+    )
     added.add_argument("--json", action="store_true")

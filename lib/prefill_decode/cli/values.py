@@ -50,6 +50,10 @@ def burstiness(text: str) -> float:
     return _number(text, lambda cv: 0 <= cv <= LARGEST_BURSTINESS, rule)
 
 
+def share(text: str) -> float:
+    return _number(text, lambda value: 0 < value <= 1, "a share lies above 0, up to 1")
+
+
 def port(text: str) -> int:
     return _whole_number(text, 0, LARGEST_PORT)
 

@@ -21,7 +21,8 @@ from functools import partial
 from typing import Any
 
 from prefill_decode.disaggregated.burst import PROMPT, QUIET_GAPS, Lived, live_through
-from prefill_decode.disaggregated.launch import Fleet, WorkerProcesses, workers_here
+from prefill_decode.disaggregated.keeping import KeptWorkers
+from prefill_decode.disaggregated.launch import Fleet, WorkerProcess, workers_here
 from prefill_decode.engine.answering import Answering
 from prefill_decode.engine.paged_engine import PagedEngine
 from prefill_decode.engine.serving import BLOCK_TOKENS, ServingEngine
@@ -174,14 +175,14 @@ class StallRunner:
 
     def own_s(self) -> float:
         """Processor seconds of this process and of both workers."""
-        assert isinstance(self._workers.keeper, WorkerProcesses)
-        return processor_time_s(self._workers.keeper.pids.values())
+        return processor_time_s(self.pids.values())
 
     @property
     def pids(self) -> dict[str, int]:
         """Of the workers, by name."""
-        assert isinstance(self._workers.keeper, WorkerProcesses)
-        return self._workers.keeper.pids
+        assert isinstance(self._workers.keeper, KeptWorkers)
+        running = self._workers.keeper.running.items()
+        return {name: worker.pid for name, worker in running if isinstance(worker, WorkerProcess)}
 
     def close(self) -> None:
         self._open.close()

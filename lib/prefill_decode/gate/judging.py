@@ -6,6 +6,7 @@ first; the second finds the one step that became much slower.
 
 Counts:  predictions and the steps' times in their own direction; a verdict that turned; what
          vanished, for a number that is gone is no pass; a name whose unit or direction changed.
+         What was simulated is held against other machines' runs, too, and without a spread.
 Ignores: values of controls, which hold or do not (their outcome is in the verdict), and versions
          of software, which are what a gate is there to judge: they are named in the notes.
 """
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from math import isfinite, nan
 from typing import Any
 
-from prefill_decode.change import TOLERANCE, Answer, Change, Quantity, judge_change
+from prefill_decode.change import TOLERANCE, Answer, Change, Quantity, judge_change, judge_simulated
 from prefill_decode.gate.joint import steps_in_common, together, without_zeros
 from prefill_decode.gate.report import (
     ALL_STEPS,
@@ -154,10 +155,13 @@ def _meetings(
             if (claim, machine["kind"]) in idle:
                 continue
             before, now = _of(claim, near), _of(claim, here)
+            elsewhere = far
+            if now and now[-1].is_simulated:  # on whatever machine: it only computed
+                before, elsewhere = _of(claim, [*near, *far]), []
             kept = [run for run in before if run.run_id not in repeated]
             repeats = len(kept) < len(before)
             more = [run for run in now if run in again]
-            yield _Meeting(claim, against, now, kept, _of(claim, far), more, repeats)
+            yield _Meeting(claim, against, now, kept, _of(claim, elsewhere), more, repeats)
 
 
 def _by_kind(runs: Sequence[Run]) -> list[list[Run]]:
@@ -242,6 +246,9 @@ def _judge(
         reason = f"unit or direction changed: {_form(earlier)} in the base, {_form(held)} now"
         return Change("regression", reason, nan, nan, nan), old[-1:], new[-1:]
     old, new = (_of_form(name, held, side) for side in (old, new))
+    if meeting.newest.is_simulated:
+        was, now = (side[-1].quantities[name].measured.median for side in (old, new))
+        return judge_simulated(was, now, held.better, tolerance), old[-1:], new[-1:]
     if not held.travels:
         host = new[-1].machine
         new = [run for run in new if run is new[-1] or same_host(run.machine, host)]
@@ -250,8 +257,8 @@ def _judge(
     if not old:
         reason = "absolute times on another machine, or on one not known to be the same"
         return Change("not comparable", reason, nan, nan, nan), [], new
-    before, now = ([run.quantities[name].measured for run in side] for side in (old, new))
-    return judge_change(before, now, held.better, tolerance, judged, held.unit), old, new
+    earlier_runs, these = ([run.quantities[name].measured for run in side] for side in (old, new))
+    return judge_change(earlier_runs, these, held.better, tolerance, judged, held.unit), old, new
 
 
 def _vanished(name: str, meeting: _Meeting) -> Change:

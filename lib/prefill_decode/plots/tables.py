@@ -21,10 +21,11 @@ from prefill_decode.units import (
 )
 
 LIMITS = {"compute": "arithmetic", "bandwidth": "memory"}
+SEEN = "measured"
 JUDGEMENT_HEADER = (
     "what",
     "says",
-    f"measured, {COVERAGE:.0%}",
+    f"{SEEN}, {COVERAGE:.0%}",
     "claim expects",
     "midpoint",
     "rival expects",
@@ -166,8 +167,9 @@ def first_token_table(times: Timings, requests: Mapping[str, str]) -> Text:
     return Text(table(("request", "TTFT", "all but the prefill", "prefill's share"), rows))
 
 
-def verdict_table(statement: str, verdict: Verdict) -> Text:
-    """The verdict in a sentence, then every prediction and control with its interval."""
+def verdict_table(statement: str, verdict: Verdict, seen: str = SEEN) -> Text:
+    """The verdict in a sentence, then every prediction and control with its interval; `seen` says
+    how they came about, such as simulated."""
     judged = [("", each) for each in verdict.predictions]
     judged += [("control: ", each) for each in verdict.controls]
     rows = [
@@ -181,7 +183,8 @@ def verdict_table(statement: str, verdict: Verdict) -> Text:
         for prefix, each in judged
     ]
     sentence = f"**{SIGNS[verdict.outcome]} {verdict.outcome}.** “{statement}”: {verdict.reason}."
-    return Text(sentence + "\n\n" + table(JUDGEMENT_HEADER, rows))
+    header = [words.replace(SEEN, seen) for words in JUDGEMENT_HEADER]
+    return Text(sentence + "\n\n" + table(header, rows))
 
 
 def judgement_row(

@@ -6,7 +6,14 @@ MACHINE.jsonl holds every run in short, baseline/CLAIM/MACHINE.jsonl the pinned 
 
 from prefill_decode.results.checks import DATE_FORMAT, STEP_PREFIXES, interval_of
 from prefill_decode.results.files import LARGEST_FILE_BYTES, write_atomically
-from prefill_decode.results.record import Record, load, load_all, make_record, stored_interval
+from prefill_decode.results.record import (
+    Record,
+    load,
+    load_all,
+    make_record,
+    make_simulated_record,
+    stored_interval,
+)
 from prefill_decode.results.runs import (
     Run,
     accept,
@@ -36,6 +43,7 @@ __all__ = [
     "load",
     "load_all",
     "make_record",
+    "make_simulated_record",
     "read_runs",
     "run_of",
     "same_host",

@@ -88,7 +88,8 @@ def _faults(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"no claim is called {', '.join(RESERVED)}; got {record['claim']!r}"
     yield from _fault_of_date(record["date"])
     yield from _fault_of_machine(record["machine"])
-    yield from _fault_of_rounds(record["timings"])
+    if record["timings"] is not None:
+        yield from _fault_of_rounds(record["timings"])
     for metric in record["metrics"]:
         yield from _fault_of_interval(metric["measured"], metric["name"])
         yield from _fault_of_metric(metric)

@@ -1,7 +1,8 @@
 """Record: one claim's newest result on one machine, with everything needed to judge it again.
 
-It holds what the pages print: raw times, ceilings, machine, parameters, seed, commit. It is strict
-JSON (unknown is null, never NaN), checked when written and when read.
+It holds what the pages print: raw times, ceilings, machine, parameters, seed, commit; where figures
+were simulated, the hardware they stand for instead of times and ceilings. It is strict JSON
+(unknown is null, never NaN), checked when written and when read.
 """
 
 import os
@@ -16,6 +17,7 @@ from typing import Any
 
 from prefill_decode import __version__
 from prefill_decode.claim import Claim, Judgement, Verdict
+from prefill_decode.hardware import Hardware
 from prefill_decode.measure import Ceilings, Machine, Timings, products_of
 from prefill_decode.model_spec import ModelSpec
 from prefill_decode.results.checks import (
@@ -50,15 +52,7 @@ def make_record(
     """The record of one run. `chunks` says what each timed step held; steps without an entry,
     such as the ceilings' kernels, appear only among the raw times."""
     during = ceilings.during(times)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "claim": claim_name,
-        "statement": claim.statement,
-        "verdict": {"outcome": verdict.outcome, "reason": verdict.reason},
-        "metrics": [
-            *(_metric(judgement, "prediction") for judgement in verdict.predictions),
-            *(_metric(judgement, "control") for judgement in verdict.controls),
-        ],
+    found = {
         "points": [_point(name, step, times, ceilings, model) for name, step in chunks.items()],
         "timings": {
             "raw_s": {name: list(values) for name, values in times.raw_s.items()},
@@ -79,14 +73,64 @@ def make_record(
                 "bandwidth_bytes_per_s": during.bandwidth_bytes_per_s,
             },
         },
-        "model": asdict(model),
+        "simulated": None,
         "machine": {**machine.as_dict(), "products": products_of(machine.device, model.dtype)},
+        "measuring_s": times.duration_s + ceilings.timings.duration_s,
+    }
+    return _record(claim_name, claim, verdict, found, model, parameters, seed)
+
+
+def make_simulated_record(
+    claim_name: str,
+    claim: Claim,
+    verdict: Verdict,
+    *,
+    hardware: Sequence[Hardware],
+    num_seeds: int,
+    duration_s: float,
+    machine: Machine,
+    model: ModelSpec,
+    parameters: Mapping[str, Any],
+    seed: int,
+) -> Record:
+    """The record of a run whose figures were simulated on `hardware` with so many seeds: nothing
+    was timed, and `machine` only computed it, in `duration_s`."""
+    found: Record = {
+        "points": [],
+        "timings": None,
+        "ceilings": None,
+        "simulated": {"hardware": [asdict(each) for each in hardware], "num_seeds": num_seeds},
+        "machine": {**machine.as_dict(), "products": None},
+        "measuring_s": duration_s,
+    }
+    return _record(claim_name, claim, verdict, found, model, parameters, seed)
+
+
+def _record(
+    claim_name: str,
+    claim: Claim,
+    verdict: Verdict,
+    found: Mapping[str, Any],
+    model: ModelSpec,
+    parameters: Mapping[str, Any],
+    seed: int,
+) -> Record:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "claim": claim_name,
+        "statement": claim.statement,
+        "verdict": {"outcome": verdict.outcome, "reason": verdict.reason},
+        "metrics": [
+            *(_metric(judgement, "prediction") for judgement in verdict.predictions),
+            *(_metric(judgement, "control") for judgement in verdict.controls),
+        ],
+        **found,
+        "model": asdict(model),
         "parameters": dict(parameters),
         "seed": seed,
         "library_version": __version__,
         "commit": _commit(),
         "date": datetime.now(UTC).strftime(DATE_FORMAT),
-        "measuring_s": times.duration_s + ceilings.timings.duration_s,
     }
 
 

@@ -50,9 +50,16 @@ class Run:
     reason: str
     failed_control: bool  # some control's own outcome is "refuted" or "void"
     machine: dict[str, Any]  # as in the record
-    setting: dict[str, Any]  # what must be equal to compare: model, dtype, parameters but budget_s
+    setting: dict[
+        str, Any
+    ]  # must be equal to compare: model, dtype, simulated, parameters but budget_s
     quantities: dict[str, Quantity]  # by metric; "reached, STEP" and "time, STEP"
     expected: dict[str, tuple[float, float]]  # prediction: (expected, rival)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether its figures depend on no machine: they follow from the code and the setting."""
+        return self.setting.get("simulated") is not None
 
 
 def run_of(record: Record) -> Run:
@@ -248,7 +255,9 @@ def _read_placed(path: Path) -> list[Run]:
 def _setting(record: Record) -> dict[str, Any]:
     model, parameters = record["model"], record["parameters"]
     chosen = {name: value for name, value in parameters.items() if name != "budget_s"}
-    return {**chosen, "model": model["name"], "dtype": model["dtype"]}
+    setting = {**chosen, "model": model["name"], "dtype": model["dtype"]}
+    simulated = record.get("simulated")
+    return setting if simulated is None else {**setting, "simulated": simulated}
 
 
 def _measured(record: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -18,7 +18,7 @@ UNKNOWN = (
 
 def upgraded(record: Any, where: object) -> Any:
     """The newest form of what a file holds: of version 1, or of version 2 before machines had
-    `products`.
+    `products` and records said whether they were `simulated`.
 
     ValueError for a version that this library does not read, and for a damaged version 1.
     """
@@ -31,30 +31,35 @@ def upgraded(record: Any, where: object) -> Any:
             f"{SCHEMA_VERSION}; got {repr(version)[:60]}: if it is newer, update the library"
         )
     if version == SCHEMA_VERSION:
-        return _with_products(record)
+        return _with_newer_fields(record)
     check_schema(record, where, "record.schema.1.json")
     return {
         **record,
         "schema_version": SCHEMA_VERSION,
+        "simulated": None,
         "metrics": [_metric(metric) for metric in record["metrics"]],
         "points": [_point(point) for point in record["points"]],
         "machine": _machine(record["machine"]),
     }
 
 
-def _with_products(record: dict[str, Any]) -> dict[str, Any]:
+def _with_newer_fields(record: dict[str, Any]) -> dict[str, Any]:
     machine = record.get("machine")
-    if not isinstance(machine, dict) or "products" in machine:
-        return record
-    return {**record, "machine": {**machine, "products": None}}
+    if isinstance(machine, dict) and "products" not in machine:
+        record = {**record, "machine": {**machine, "products": None}}
+    return {"simulated": None, **record}
 
 
 def as_first_written(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Without `products` that are null: what an older record is known by stays the same."""
+    """Without `products` and `simulated` that are null: what an older record is known by stays the
+    same."""
     machine = dict(record["machine"])
     if machine.get("products") is None:
         machine.pop("products", None)
-    return {**record, "machine": machine}
+    written = {**record, "machine": machine}
+    if written.get("simulated") is None:
+        written.pop("simulated", None)
+    return written
 
 
 def _metric(metric: Mapping[str, Any]) -> dict[str, Any]:

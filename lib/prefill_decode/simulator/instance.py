@@ -37,7 +37,7 @@ class Instance:
         self.reserved: list[Served] = []  # have just got it: their caches may travel
         self.arrived: list[Served] = []  # their caches have: they run from the next step on
         self.turn = 0
-        self.num_steps = 0
+        self.num_requests = self.num_steps = 0
         self.busy_s = 0.0
         self.end_s = inf  # of the run under way; without one it is idle
         self._log, self._timeline = log, log.timelines[number]

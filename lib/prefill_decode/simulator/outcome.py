@@ -15,15 +15,16 @@ from prefill_decode.serving_metrics import NO_OBJECTIVES, Objectives, Summary
 from prefill_decode.simulator.fleet import Fleet
 from prefill_decode.simulator.instance import Instance
 from prefill_decode.simulator.links import Link
-from prefill_decode.simulator.summary import summarize_log
+from prefill_decode.simulator.summary import Flags, good_requests, summarize_log
 from prefill_decode.simulator.token_log import TokenLog
 
 
 @dataclass(frozen=True)
 class InstanceUse:
-    """What one instance did; `busy_share` is of the whole run."""
+    """What one instance did; `requests` were sent to it, `busy_share` is of the whole run."""
 
     pool: str
+    requests: int
     steps: int
     busy_share: float
     preemptions: int
@@ -84,10 +85,16 @@ class Outcome:
             objectives,
         )
 
+    def is_good(self, objectives: Objectives) -> Flags:
+        """Of each request, in their order: whether it was answered within every objective."""
+        times = (self.first_s, self.last_s, self.tokens)
+        return good_requests(self.requests, self.log, times, objectives)
+
     def _use(self, instance: Instance) -> InstanceUse:
         duration_s = self.duration_s
         return InstanceUse(
             instance.pool.name,
+            instance.num_requests,
             instance.num_steps,
             instance.busy_s / duration_s if duration_s else 0.0,
             instance.scheduler.num_preemptions,

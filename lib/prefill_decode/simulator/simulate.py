@@ -142,6 +142,7 @@ class _Simulation:
             self.failures[index] = str(refusal)
             return
         self.front_loads[place] += 1
+        instance.num_requests += 1
         if line_was_empty:  # else the next step waits for somebody before it
             self._wake(now_s, instance)
 
@@ -182,6 +183,7 @@ class _Simulation:
         """A prompt's cache is complete: it stands in line for blocks where it will be decoded."""
         place = self.decode_router.choose(self.decode_loads)
         self.decode_loads[place] += 1
+        self.decoders[place].num_requests += 1
         request, taker = self.requests[source.index], self.decoders[place]
         served = Served(
             request.request_id,

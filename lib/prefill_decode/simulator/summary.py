@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import inf, nan
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prefill_decode.request import Request
 from prefill_decode.serving_metrics import Objectives, Summary
@@ -17,6 +18,8 @@ from prefill_decode.statistics import (
     ordered_percentile,
     share_interval,
 )
+
+Flags = NDArray[np.bool_]
 
 
 def summarize_log(
@@ -30,18 +33,12 @@ def summarize_log(
     """Every request that did not fail is answered whole. ValueError if no token came."""
     if not duration_s > 0:
         raise ValueError("no request of the simulation got a token: nothing fits the fleet")
-    first_s, last_s, tokens = times
+    first_s, last_s, _ = times
     arrival_s = np.array([request.arrival_s for request in requests])
     gaps = gaps_of(log)
     answered = ~np.isnan(first_s)
-    ttft, e2e = first_s - arrival_s, last_s - arrival_s
-    with np.errstate(invalid="ignore", divide="ignore"):
-        tpot = np.where(tokens > 1, (last_s - first_s) / (tokens - 1), nan)
-    good = answered & ~(
-        (ttft > objectives.ttft_s)
-        | (tpot > objectives.tpot_s)
-        | (gaps.stall_s > objectives.stall_s)
-    )
+    ttft, e2e, tpot = first_s - arrival_s, last_s - arrival_s, _tpot_s(times)
+    good = _are_good(ttft, tpot, gaps.stall_s, objectives)
     failed, total = len(requests) - int(answered.sum()), len(requests)
     return Summary(
         num_requests=total,
@@ -61,6 +58,30 @@ def summarize_log(
         stall_s=_percentiles(gaps.stall_s[~np.isnan(gaps.stall_s)]),
         e2e_s=_percentiles(e2e[answered]),
     )
+
+
+def good_requests(
+    requests: Sequence[Request],
+    log: TokenLog,
+    times: tuple[Floats, Floats, Integers],
+    objectives: Objectives,
+) -> Flags:
+    """Which requests were answered within every objective; gaps are looked at only if one is for
+    them."""
+    ttft = times[0] - np.array([request.arrival_s for request in requests])
+    stall = gaps_of(log).stall_s if objectives.stall_s < inf else np.zeros(len(requests))
+    return _are_good(ttft, _tpot_s(times), stall, objectives)
+
+
+def _are_good(ttft: Floats, tpot: Floats, stall: Floats, objectives: Objectives) -> Flags:
+    late = (ttft > objectives.ttft_s) | (tpot > objectives.tpot_s) | (stall > objectives.stall_s)
+    return ~(np.isnan(ttft) | late)
+
+
+def _tpot_s(times: tuple[Floats, Floats, Integers]) -> Floats:
+    first_s, last_s, tokens = times
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(tokens > 1, (last_s - first_s) / (tokens - 1), nan)
 
 
 class _Repeated(Sequence[float]):
