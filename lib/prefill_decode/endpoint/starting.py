@@ -1,11 +1,12 @@
 """Starting: from the options of `serve` to a server that runs, and its exit code."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+
+import uvloop
 
 from prefill_decode import hf_config
 from prefill_decode.endpoint.doors import Limits, is_loopback
@@ -134,7 +135,7 @@ def start(
             allowed_host = options.host if is_loopback(options.host) else None
             app = create_app(served, options.api_key, allowed_host)
             running = run(app, service, bound, served.limits, options.grace_s, lambda: say(ready))
-            code = asyncio.run(running)
+            code = uvloop.run(running)
     if service.failure is not None:
         complain(f"the engine failed in a step, and the server has stopped: {service.failure!r}")
     return code
