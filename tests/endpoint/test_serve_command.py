@@ -227,3 +227,11 @@ def test_a_slice_of_a_host_with_a_vast_cache_serves_the_model_that_a_chapter_wou
     slice_of_host = replace(machine, cores=2, last_level_cache_bytes=480 * 2**20)
     plain = find_model(ServeOptions(), machine).spec
     assert find_model(ServeOptions(), slice_of_host).spec == plain
+
+
+def test_threads_take_short_turns_while_it_serves_and_their_own_again_after_a_failure():
+    before_s = sys.getswitchinterval()
+    with pytest.raises(ZeroDivisionError), starting.short_turns():
+        assert sys.getswitchinterval() == pytest.approx(starting.TURN_S, rel=0.1)
+        raise ZeroDivisionError
+    assert sys.getswitchinterval() == before_s
