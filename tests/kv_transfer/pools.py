@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from prefill_decode.kv_transfer import Exporter, How, Lane, Layout, Pool, Reader
-from prefill_decode.kv_transfer.nixl import TCP, Agent
+from prefill_decode.kv_transfer.nixl import SHM, Agent
 
 LAYERS = 3
 KEY = b"the same on both sides"
@@ -26,8 +26,7 @@ if find_spec("nixl_cu12"):
 
 def name_of(kind: str, lane: Lane) -> str:
     """What a read by this lane from such an address says that it took."""
-    ways = {"nixl": {"unix": "nixl/shm", "tcp": "nixl/tcp"}[kind], "cma": "cma"}
-    return ways.get(lane, kind)
+    return {"nixl": "nixl/shm", "cma": "cma"}.get(lane, kind)
 
 
 def layout(block_bytes: int = 256, **changes: object) -> Layout:
@@ -114,14 +113,13 @@ def sides(
 ) -> Iterator[Sides]:
     """An exporter and a reader; afterwards neither has left a thread or a descriptor."""
     if lane == "nixl":  # what a library opens when it is loaded is its own affair
-        Agent(TCP, [np.zeros(8, np.uint8)]).close()
+        Agent(SHM, [np.zeros(8, np.uint8)]).close()
     before, descriptors = set(threading.enumerate()), num_descriptors()
     source, target = source or make_pool(seed=1), target or make_pool(seed=2)
     ends = Ends()
     address = f"unix:{folder}/s" if kind == "unix" else "tcp:127.0.0.1:0"
-    exporter = Exporter(
-        source, address, "first", key=key, on_end=ends, nixl=lane == "nixl", **options
-    )  # type: ignore[arg-type]
+    options = {"nixl": lane == "nixl", **options}
+    exporter = Exporter(source, address, "first", key=key, on_end=ends, **options)  # type: ignore[arg-type]
     reader = Reader(exporter.address, target, key=key, lane=lane)
     try:
         yield Sides(source, target, exporter, reader, ends)

@@ -7,16 +7,14 @@ that is not used: neither its notifications nor its listener, and not its lists 
 the wire, which are pickled. The one thing of its own that is sent is where an agent is reached, in
 bytes that only UCX reads: hence over the channel, from an owner that has proved itself.
 
-The way follows the channel's: a Unix socket is shared memory, loopback is TCP, another host is
-RDMA. UCX would take another one without a word, so an agent may use that one alone. Over shared
-memory nobody moves the owner's agent on: a read that ends has needed no other process, and where
-the system does not allow that, the proof is not read in time. Over TCP the owner's processor takes
-part in every read, and UCX lets in whoever reaches its port: it is bound to loopback, and is for
-trying out here what RDMA does. For RDMA the owner's processor only helps to connect.
+UCX would go another way without a word, so an agent may go one alone: shared memory on one host,
+RDMA between two. Over shared memory nobody moves the owner's agent on: a read that ends has needed
+no other process, and where the system does not allow that, the proof is not read in time. For RDMA
+the owner's processor helps to connect. UCX's TCP is left out: it lets in whoever reaches its port,
+and an owner whose reader went in the middle of a read was ended by UCX ("Fatal: Endpoint timeout").
 
 No checksum, for the reasons that `cma` gives. A read that is given up may not be over: its agent is
-ended before anyone else gets the blocks. Without a progress thread UCX writes for TCP only when it
-is called, and for RDMA nothing is registered any more."""
+ended before anyone else gets the blocks, and then nothing is registered that could be written."""
 
 import logging
 import os
@@ -26,6 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -42,7 +41,10 @@ PROOF_S = 2.0  # to read the proof: a connection is made meanwhile
 POLL_S = 1e-3  # between two moves of an owner's agent
 OVERRIDING = ("UCX_TLS", "UCX_NET_DEVICES")  # UCX prefers them to what it is told
 RDMA_DEVICES = Path("/sys/class/infiniband")
-INSTALL = "pip install --no-deps nixl-cu12"
+MISSING = (
+    "NIXL is not installed here: pip install --no-deps nixl-cu12 (its dependencies would bring a "
+    "torch for CUDA, and nothing of it is needed)"
+)
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class Fabric:
 
     name: str
     config: str  # for UCX, without the prefix of its variables
-    errors: str  # whether UCX watches the peer: shared memory cannot
-    needs_owner: bool  # its agent must be moved on while a reader is there
+    errors: str  # whether UCX watches the peer, which over shared memory it cannot
+    needs_owner: bool  # whose agent must be moved on while a reader is there
 
     @property
     def lane(self) -> str:
@@ -60,19 +62,22 @@ class Fabric:
 
 
 SHM = Fabric("shm", "TLS=sm", "none", needs_owner=False)
-TCP = Fabric("tcp", "TLS=tcp,NET_DEVICES=lo", "peer", needs_owner=True)
 RDMA = Fabric("rdma", "TLS=ib", "peer", needs_owner=True)
 
 
 def fabric_of(connection: socket.socket) -> Fabric:
-    """By the channel's kind, which both sides see alike. Refused where there is none."""
-    if connection.family == socket.AF_UNIX:
-        return SHM
+    """The way beside this channel; both sides see it alike. Refused where there is none."""
     if is_local(connection):
-        return TCP
+        return SHM
     if not _has_rdma():
         raise Refused("NIXL needs an RDMA device to read from another host, and there is none here")
     return RDMA
+
+
+def refuse_if_missing() -> None:
+    """ValueError where NIXL is not installed."""
+    if find_spec("nixl_cu12") is None:
+        raise ValueError(MISSING)
 
 
 class Agent:
@@ -264,16 +269,18 @@ def _paired(*sides: NDArray[np.uint64]) -> list[NDArray[np.uint64]]:
 def _library() -> Any:
     """Refused where it is not installed, or where the environment would overrule what it is told.
 
-    On a host without RDMA its verbs are left out: UCX ends badly with them there."""
+    On a host without RDMA its verbs are left out: UCX ends badly with them there. What it and UCX
+    would write to stdout goes elsewhere."""
     if given := [name for name in OVERRIDING if name in os.environ]:
         raise Refused(f"{' and '.join(given)} in the environment would choose NIXL's way: unset it")
     if not _has_rdma():
-        os.environ.setdefault("UCX_MODULES", "^ib")  # before UCX is loaded
+        os.environ.setdefault("UCX_MODULES", "^ib")  # all before UCX is loaded
+    os.environ.setdefault("UCX_LOG_FILE", "stderr")
     try:
         import nixl_cu12
     except ImportError as error:
-        raise Refused(f"NIXL is not installed here ({error}): {INSTALL}") from None
-    logging.getLogger("nixl").setLevel(logging.WARNING)  # it writes to stdout
+        raise Refused(f"{MISSING}: {error}") from None
+    logging.getLogger("nixl").setLevel(logging.WARNING)
     return nixl_cu12
 
 

@@ -51,7 +51,7 @@ class Moved:
     wire_bytes: int
     seconds: float
     first_byte_s: float  # until the first layer began to come
-    lane: str  # "unix", "tcp", "cma", "nixl/shm", "nixl/tcp" or "nixl/rdma"
+    lane: str  # "unix", "tcp", "cma", "nixl/shm" or "nixl/rdma"
 
 
 @dataclass
