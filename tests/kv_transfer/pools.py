@@ -21,7 +21,7 @@ LANES: list[tuple[str, Lane]] = [("unix", "stream"), ("tcp", "stream")]
 if hasattr(ctypes.CDLL(None), "process_vm_readv"):
     LANES += [("unix", "cma"), ("tcp", "cma")]
 if find_spec("nixl_cu12"):
-    LANES += [("unix", "nixl"), ("tcp", "nixl")]
+    LANES += [("unix", "nixl")]
 
 
 def name_of(kind: str, lane: Lane) -> str:

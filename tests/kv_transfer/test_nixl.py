@@ -129,6 +129,18 @@ def test_memory_that_is_not_as_the_owner_says_is_refused_and_both_go_on(
 
 
 @installed
+def test_over_tcp_both_sides_have_a_key_or_it_is_refused(tmp_path):
+    with sides(tmp_path, "tcp", "nixl") as both:
+        offer = both.exporter.offer("x", BLOCKS, layers_ready=LAYERS)
+        with pytest.raises(Refused, match="proved the key"):
+            both.reader.read(offer, TARGETS, 10.0)
+    with sides(tmp_path, "tcp", "nixl", KEY) as both:
+        offer = both.exporter.offer("x", BLOCKS, layers_ready=LAYERS)
+        assert both.reader.read(offer, TARGETS, 10.0).lane == "nixl/shm"
+        assert holds(both.target, TARGETS, copied(both.source), BLOCKS)
+
+
+@installed
 def test_nothing_beside_the_pool_can_be_read(tmp_path, monkeypatch):
     describe = through.Lent.describe
     secret = np.full(2**16, 7, np.uint8)

@@ -5,13 +5,14 @@ channel where its pool is, which alone it registers, and a random proof beside i
 channel goes on saying what is ready, what is released and what is done. What NIXL itself has for
 that is not used: neither its notifications nor its listener, and not its lists of descriptors on
 the wire, which are pickled. The one thing of its own that is sent is where an agent is reached, in
-bytes that only UCX reads: hence over the channel, from an owner that has proved itself.
+bytes that only UCX reads, and believes: wrong ones can end the process. They are taken from an
+owner that has proved the key, or over a Unix socket, which is its user's alone.
 
 UCX would go another way without a word, so an agent may go one alone: shared memory on one host,
 RDMA between two. Over shared memory nobody moves the owner's agent on: a read that ends has needed
 no other process, and where the system does not allow that, the proof is not read in time. For RDMA
-the owner's processor helps to connect. UCX's TCP is left out: it lets in whoever reaches its port,
-and an owner whose reader went in the middle of a read was ended by UCX ("Fatal: Endpoint timeout").
+the owner's processor helps to connect. UCX's TCP is left out: its port asks nobody for a key, and
+an owner was ended by UCX when its reader had given up ("Fatal: unexpected error: Endpoint timeout").
 
 No checksum, for the reasons that `cma` gives. A read that is given up may not be over: its agent is
 ended before anyone else gets the blocks, and then nothing is registered that could be written."""
@@ -35,7 +36,7 @@ from numpy.typing import NDArray
 from prefill_decode.kv_transfer.addresses import is_local
 from prefill_decode.kv_transfer.cma import PROOF_BYTES, vectors
 from prefill_decode.kv_transfer.errors import PeerLost, Refused, TransferError
-from prefill_decode.kv_transfer.pool import Pool
+from prefill_decode.kv_transfer.pool import Pool, Walk
 
 PROOF_S = 2.0  # to read the proof: a connection is made meanwhile
 POLL_S = 1e-3  # between two moves of an owner's agent
@@ -196,7 +197,11 @@ class NixlMemory:
     `check` is called while a read waits, and ends it by what it raises."""
 
     def __init__(
-        self, said: Any, pool: Pool, fabric: Fabric, check: Callable[[], None] = lambda: None
+        self,
+        said: Any,
+        pool: Pool,
+        fabric: Fabric,
+        wait_s: float = PROOF_S,
     ) -> None:
         if isinstance(said, dict) and "refused" in said:
             raise Refused(f"the owner: {said['refused']!s:.300}")
@@ -208,22 +213,21 @@ class NixlMemory:
             raise Refused("the owner does not say where its memory is") from None
         if len(self.regions_at) != len(pool.regions) or len(proof) != PROOF_BYTES:
             raise Refused("the owner does not say where all of its memory is")
-        self.lane, self.check = fabric.lane, check
-        self._found = np.zeros(max(PROOF_BYTES, 8 * len(pool.generations), 8 * 1024), np.uint8)
+        self.lane = fabric.lane
+        self.check: Callable[[], None] = lambda: None
+        self._found = np.zeros(max(PROOF_BYTES, 8 * pool.num_blocks), np.uint8)
         self._agent = Agent(fabric, (*pool.regions, self._found))
         try:
             self._name = self._agent.meet(reached_at)
-            self._prove(proof, proof_at)
+            self._prove(proof, proof_at, min(wait_s, PROOF_S))
         except BaseException:
             self.close()
             raise
 
     def generations(self, blocks: Sequence[int]) -> tuple[int, ...]:
-        for first in range(0, len(blocks), 1024):
-            part = blocks[first : first + 1024]
-            spans = [(8 * block, 8 * block + 8) for block in part]
-            here = [(8 * place, 8 * place + 8) for place in range(first, first + len(part))]
-            self.copy(vectors(self._generations_at, spans), vectors(self._found.ctypes.data, here))
+        there, here = Walk(blocks, 8), [(0, 8 * len(blocks))]
+        spans = there.take(there.total)
+        self.copy(vectors(self._generations_at, spans), vectors(self._found.ctypes.data, here))
         return tuple(self._found.view(np.int64)[: len(blocks)].tolist())
 
     def copy(self, there: NDArray[np.uint64], here: NDArray[np.uint64]) -> None:
@@ -234,12 +238,12 @@ class NixlMemory:
         """The pool is not written any more."""
         self._agent.close()
 
-    def _prove(self, proof: bytes, proof_at: int) -> None:
-        end = time.monotonic() + PROOF_S
+    def _prove(self, proof: bytes, proof_at: int, wait_s: float) -> None:
+        end = time.monotonic() + wait_s
 
         def check() -> None:
             if time.monotonic() > end:
-                raise Refused(f"nothing could be read by {self.lane} within {PROOF_S:g} s")
+                raise Refused(f"nothing could be read by {self.lane} within {wait_s:.2g} s")
 
         whole = [(0, PROOF_BYTES)]
         try:

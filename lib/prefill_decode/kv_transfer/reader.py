@@ -320,8 +320,14 @@ class Reader:
         if self.lane == "stream":
             return None
         if self.lane == "nixl":
+            if self._key is None and self._kind != "unix":
+                raise Refused(
+                    "what NIXL says is believed over a Unix socket, or from an owner that has "
+                    "proved the key: give both sides one"
+                )
             said = self._hello(channel, deadline)
-            return NixlMemory(said.get("nixl"), self.pool, fabric_of(channel.connection))
+            fabric = fabric_of(channel.connection)
+            return NixlMemory(said.get("nixl"), self.pool, fabric, _left_s(deadline))
         try:
             if not is_local(channel.connection):
                 raise Refused("the owner is on another host")
