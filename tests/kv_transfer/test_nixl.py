@@ -103,6 +103,8 @@ FORGERIES = {
     ),
     "zeros": lambda said: said | {"reached_at": "00" * 400},
     "too few regions": lambda said: said | {"regions_at": said["regions_at"][1:]},
+    "below zero": lambda said: said | {"generations_at": -8},
+    "beyond 64 bits": lambda said: said | {"regions_at": [2**70] * len(said["regions_at"])},
     "another proof": lambda said: said | {"proof": "00" * 32},
     "proof outside": lambda said: said | {"proof_at": 4096},
     "proof elsewhere": lambda said: said | {"proof_at": said["regions_at"][0]},

@@ -12,7 +12,7 @@ UCX would go another way without a word, so an agent may go one alone: shared me
 RDMA between two. Over shared memory nobody moves the owner's agent on: a read that ends has needed
 no other process, and where the system does not allow that, the proof is not read in time. For RDMA
 the owner's processor helps to connect. UCX's TCP is left out: its port asks nobody for a key, and
-an owner was ended by UCX when its reader had given up ("Fatal: unexpected error: Endpoint timeout").
+UCX ended an owner whose reader had given up ("Fatal: unexpected error: Endpoint timeout").
 
 No checksum, for the reasons that `cma` gives. A read that is given up may not be over: its agent is
 ended before anyone else gets the blocks, and then nothing is registered that could be written."""
@@ -211,7 +211,9 @@ class NixlMemory:
             self.regions_at = [int(address) for address in said["regions_at"]]
         except (TypeError, ValueError, LookupError):
             raise Refused("the owner does not say where its memory is") from None
-        if len(self.regions_at) != len(pool.regions) or len(proof) != PROOF_BYTES:
+        places = (self._generations_at, proof_at, *self.regions_at)
+        fine = len(proof) == PROOF_BYTES and all(0 < place < 2**63 for place in places)
+        if len(self.regions_at) != len(pool.regions) or not fine:
             raise Refused("the owner does not say where all of its memory is")
         self.lane = fabric.lane
         self.check: Callable[[], None] = lambda: None
