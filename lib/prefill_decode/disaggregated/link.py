@@ -35,6 +35,7 @@ from prefill_decode.units import format_bytes
 
 Transport = Literal["unix", "tcp", "cma", "nixl"]
 TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
+OWN: tuple[Transport, ...] = ("unix", "tcp", "cma")  # that no other library is needed for
 LANES: dict[Transport, Lane] = {
     "unix": "stream",
     "tcp": "stream",
