@@ -235,7 +235,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--clients", type=int, default=12)
-    parser.add_argument("--transfer", default="auto", choices=("auto", "unix", "tcp", "cma"))
+    parser.add_argument(
+        "--transfer", default="auto", choices=("auto", "unix", "tcp", "cma", "nixl")
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from functools import cache
+from importlib.util import find_spec
 
 import psutil
 import pytest
@@ -112,7 +113,10 @@ class Asking:
         assert (state().num_running, state().num_waiting) == (0, 0)
 
 
-@pytest.mark.parametrize("transfer", ["auto", "unix", "tcp", "cma"])
+TRANSFERS = ["auto", "unix", "tcp", "cma"] + ["nixl"] * bool(find_spec("nixl_cu12"))
+
+
+@pytest.mark.parametrize("transfer", TRANSFERS)
 def test_two_processes_give_the_tokens_of_one(model, transfer):
     with workers_here(fleet(model, transfer=transfer)) as coordinator:
         asking = Asking(coordinator, model)

@@ -1,6 +1,7 @@
 import os
 import signal
 import threading
+from importlib.util import find_spec
 
 import numpy as np
 import psutil
@@ -75,10 +76,23 @@ def test_a_transport_that_this_machine_lacks_is_named_with_its_reason(monkeypatc
 
     read = Reader.read
     monkeypatch.setattr(Reader, "read", refuse)
-    runner = LinkRunner([Load(8)])
+    runner = LinkRunner([Load(8)], ("unix", "tcp", "cma"))
     runner.close()
     assert runner.transports == ["unix", "tcp"]
     assert runner.missing == {"cma": "the kernel forbids it"}
+
+
+def test_nixl_is_measured_where_it_is_installed_and_else_missing():
+    runner = LinkRunner(LOADS, ("nixl",))
+    try:
+        for step in runner.steps.values():
+            step()
+    finally:
+        runner.close()
+    if find_spec("nixl_cu12"):
+        assert set(runner.noted_s) >= {runner.name("nixl", load) for load in LOADS}
+    else:
+        assert "--no-deps nixl-cu12" in runner.missing["nixl"]
 
 
 def test_a_lender_that_is_killed_is_an_error_and_leaves_nothing_here():

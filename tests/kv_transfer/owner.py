@@ -18,7 +18,7 @@ def say(*words: Any) -> None:
 def main(address: str, incarnation: str, num_blocks: str, block_bytes: str) -> None:
     pool = make_pool(int(num_blocks), int(block_bytes), seed=1)
     exporter = Exporter(
-        pool, address, incarnation, on_end=lambda name, how: say("ended", name, how)
+        pool, address, incarnation, nixl=True, on_end=lambda name, how: say("ended", name, how)
     )
     say("at", exporter.address)
     for line in sys.stdin:

@@ -7,17 +7,26 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
 from prefill_decode.kv_transfer import Exporter, How, Lane, Layout, Pool, Reader
+from prefill_decode.kv_transfer.nixl import SHM, Agent
 
 LAYERS = 3
 KEY = b"the same on both sides"
 LANES: list[tuple[str, Lane]] = [("unix", "stream"), ("tcp", "stream")]
 if hasattr(ctypes.CDLL(None), "process_vm_readv"):
     LANES += [("unix", "cma"), ("tcp", "cma")]
+if find_spec("nixl_cu12"):
+    LANES += [("unix", "nixl")]
+
+
+def name_of(kind: str, lane: Lane) -> str:
+    """What a read by this lane from such an address says that it took."""
+    return {"nixl": "nixl/shm", "cma": "cma"}.get(lane, kind)
 
 
 def layout(block_bytes: int = 256, **changes: object) -> Layout:
@@ -103,10 +112,13 @@ def sides(
     **options: object,
 ) -> Iterator[Sides]:
     """An exporter and a reader; afterwards neither has left a thread or a descriptor."""
+    if lane == "nixl":  # what a library opens when it is loaded is its own affair
+        Agent(SHM, [np.zeros(8, np.uint8)]).close()
     before, descriptors = set(threading.enumerate()), num_descriptors()
     source, target = source or make_pool(seed=1), target or make_pool(seed=2)
     ends = Ends()
     address = f"unix:{folder}/s" if kind == "unix" else "tcp:127.0.0.1:0"
+    options = {"nixl": lane == "nixl", **options}
     exporter = Exporter(source, address, "first", key=key, on_end=ends, **options)  # type: ignore[arg-type]
     reader = Reader(exporter.address, target, key=key, lane=lane)
     try:

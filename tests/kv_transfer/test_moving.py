@@ -24,6 +24,7 @@ from tests.kv_transfer.pools import (
     copied,
     holds,
     make_pool,
+    name_of,
     sides,
     unchanged,
     until,
@@ -44,7 +45,7 @@ def test_blocks_arrive_where_they_are_wanted_and_nowhere_else(tmp_path, kind, la
             assert holds(both.target, TARGETS, copied(both.source), BLOCKS)
             assert unchanged(both.target, before, TARGETS)
             assert moved.moved_bytes == len(BLOCKS) * 2 * LAYERS * 256
-            assert moved.lane == ("cma" if lane == "cma" else kind)
+            assert moved.lane == name_of(kind, lane)
             assert both.ended(offer.transfer_id, "released")
             for region in both.source.regions:
                 region += 1

@@ -226,9 +226,10 @@ def _add_workers(added: argparse.ArgumentParser) -> None:
     workers.add_argument("--decode", type=values.positive_count, metavar="N", help="workers")
     workers.add_argument(
         "--transfer",
-        choices=("auto", "unix", "tcp", "cma"),
+        choices=("auto", "unix", "tcp", "cma", "nixl"),
         help="how the cache moves: Unix sockets, TCP on loopback, or reading the other's memory "
-        "(process_vm_readv); auto takes that if it works, else Unix sockets (auto)",
+        "(process_vm_readv); auto takes that if it works, else Unix sockets; nixl: by NVIDIA's "
+        "library, if it is installed (auto)",
     )
     workers.add_argument(
         "--worker-threads",

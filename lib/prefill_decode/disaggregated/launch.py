@@ -22,10 +22,17 @@ from prefill_decode.disaggregated.messages import Role
 from prefill_decode.disaggregated.restarts import RestartLimits
 from prefill_decode.disaggregated.worker import WorkerOptions, first_line
 from prefill_decode.kv_transfer import Lane
+from prefill_decode.kv_transfer.nixl import refuse_if_missing
 from prefill_decode.other_load import allowed_cpus
 
-Transfer = Literal["auto", "unix", "tcp", "cma"]
-LANES: dict[Transfer, Lane] = {"auto": "auto", "unix": "stream", "tcp": "stream", "cma": "cma"}
+Transfer = Literal["auto", "unix", "tcp", "cma", "nixl"]
+LANES: dict[Transfer, Lane] = {
+    "auto": "auto",
+    "unix": "stream",
+    "tcp": "stream",
+    "cma": "cma",
+    "nixl": "nixl",
+}
 START_S = 300.0  # large random weights take their time
 MOST_LAST_BYTES = 2000  # of what a worker said last
 COMMAND = (sys.executable, "-m", "prefill_decode.disaggregated.worker")
@@ -60,6 +67,8 @@ class Fleet:
                 "there is at least one worker for each phase; got "
                 f"{self.num_prefill} for prefill and {self.num_decode} for decode"
             )
+        if self.transfer == "nixl":
+            refuse_if_missing()
 
     @property
     def tokens(self) -> int:

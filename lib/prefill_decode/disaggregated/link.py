@@ -33,9 +33,15 @@ from prefill_decode.kv_transfer import (
 from prefill_decode.measure import Timings
 from prefill_decode.units import format_bytes
 
-Transport = Literal["unix", "tcp", "cma"]
+Transport = Literal["unix", "tcp", "cma", "nixl"]
 TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
-LANES: dict[Transport, Lane] = {"unix": "stream", "tcp": "stream", "cma": "cma"}
+OWN: tuple[Transport, ...] = ("unix", "tcp", "cma")  # that no other library is needed for
+LANES: dict[Transport, Lane] = {
+    "unix": "stream",
+    "tcp": "stream",
+    "cma": "cma",
+    "nixl": "nixl",
+}
 TINY_BYTES, LARGE_BYTES = 4, 2**16  # of a block; a block of each of two regions moves at once
 SHORT_BYTES = 2**16  # a copy of so little, or less, is not timed
 REPEATS = {2**16: 20, 2**23: 5}  # of loads up to so many bytes, for a median; larger ones go once
@@ -209,7 +215,7 @@ def lend_memory(connection: Connection, folder: str, most: Mapping[int, int], se
         for region, filled in zip(pool.regions, _filled(size, pool.num_blocks, seed), strict=True):
             np.copyto(region, filled)
     exporters = {
-        f"{kind} {size}": Exporter(pool, address, "lender", on_end=lambda *ended: None)
+        f"{kind} {size}": Exporter(pool, address, "lender", nixl=True, on_end=lambda *ended: None)
         for size, pool in pools.items()
         for kind, address in _addresses(folder, size).items()
     }

@@ -128,6 +128,7 @@ class _Side:
             "lender",
             lease_s=LEASE_S,
             pace_bytes_per_s=bytes_per_s,
+            nixl=True,
             on_end=lambda *ended: None,
         )
         self.exporters[link] = exporter

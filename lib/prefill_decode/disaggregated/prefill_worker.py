@@ -54,6 +54,7 @@ class PrefillWorker:
         incarnation: str,
         key: bytes | None = None,
         pace_bytes_per_s: float | None = None,
+        nixl: bool = False,
     ) -> None:
         self.engine = engine
         self._mailbox, self._say = mailbox, say
@@ -65,6 +66,7 @@ class PrefillWorker:
             incarnation,
             key=key,
             pace_bytes_per_s=pace_bytes_per_s,
+            nixl=nixl,
             on_end=lambda transfer_id, how: mailbox.post(lambda: self._on_ended(transfer_id, how)),
         )
         self.address: str | None = self.exporter.address

@@ -9,7 +9,7 @@ from typing import Any
 
 from prefill_decode.disaggregated.handover_exactness import handover_differences
 from prefill_decode.disaggregated.handover_runner import RESERVED, HandoverRunner
-from prefill_decode.disaggregated.link import LARGE_BYTES, LinkRunner, Load
+from prefill_decode.disaggregated.link import LARGE_BYTES, OWN, LinkRunner, Load
 from prefill_decode.disaggregated.link_report import fits_of
 from prefill_decode.disaggregated.tampering import flips_noticed
 from prefill_decode.measure import Timings, processor_time_s
@@ -44,7 +44,7 @@ class TransferRunner:
         )
         try:
             self.held, self.fitted = loads_around(self.handovers.handover.moved_bytes)
-            self.links = LinkRunner([*self.fitted, self.held], seed=seed)
+            self.links = LinkRunner([*self.fitted, self.held], OWN, seed=seed)
         except BaseException:
             self.handovers.close()
             raise

@@ -58,7 +58,7 @@ class WorkerOptions:
     reuse: bool = True
     threads: int | None = None  # of a step; None: as many as torch takes
     listen: str = "tcp:127.0.0.1:0"  # where a prefill worker's offers are read
-    lane: Lane = "auto"  # by which a decode worker reads them
+    lane: Lane = "auto"  # by which a decode worker reads them; nixl: a prefill worker lends by it
     pace_bytes_per_s: float | None = None  # of a prefill worker's transfers, all together
 
 
@@ -155,6 +155,7 @@ def _duty(
         incarnation,
         key,
         options.pace_bytes_per_s,
+        options.lane == "nixl",
     )
 
 

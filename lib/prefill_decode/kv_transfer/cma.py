@@ -38,6 +38,8 @@ def describe(pool: Pool, proof: NDArray[np.uint8]) -> dict[str, Any]:
 class Memory:
     """Another process's pool. Refused where it cannot be read, or is not the one that said so."""
 
+    lane = "cma"
+
     def __init__(self, said: Any, num_regions: int) -> None:
         try:
             self._pid, self.generations_at = int(said["pid"]), int(said["generations_at"])

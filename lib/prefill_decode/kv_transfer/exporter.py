@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from secrets import token_bytes
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from prefill_decode.kv_transfer.channel import STALL_S, Channel, Frame
 from prefill_decode.kv_transfer.errors import Corrupt, Expired, PeerLost, Refused, TransferError
 from prefill_decode.kv_transfer.leases import How, Lease, Leases
 from prefill_decode.kv_transfer.listener import GREETING_S, Listener
+from prefill_decode.kv_transfer.nixl import POLL_S, Fabric, Lent, fabric_of
 from prefill_decode.kv_transfer.offer import Offer
 from prefill_decode.kv_transfer.pacing import Pace
 from prefill_decode.kv_transfer.pool import Pool, Walk
@@ -45,12 +47,13 @@ from prefill_decode.kv_transfer.wire import (
 
 FRAME_BYTES = 2**22  # an end of the lease waits for it
 MOST_READERS = 256  # connections
-LOOK_S = 0.05  # between two looks whether a waiting reader has gone
+LOOK_S = 0.05  # between two looks whether a lease or a waiting reader has gone
 
 
 class Exporter:
     """`address`: "unix:PATH" or "tcp:HOST:PORT", port 0 is any. `on_end(transfer_id, how)` is
     called once for each offer, from a thread of the exporter: nothing reads its blocks after.
+    `nixl`: readers that ask for it may read through NIXL, which starts with the first of them.
 
     ValueError for a place beyond loopback without a key; OSError where it is taken."""
 
@@ -64,6 +67,7 @@ class Exporter:
         lease_s: float = 30.0,
         stall_s: float = STALL_S,
         pace_bytes_per_s: float | None = None,
+        nixl: bool = False,
         on_end: Callable[[str, How], None],
     ) -> None:
         self.pool, self.incarnation, self.lease_s, self.stall_s = (
@@ -74,6 +78,8 @@ class Exporter:
         )
         self._pace = None if pace_bytes_per_s is None else Pace(pace_bytes_per_s)
         self._proof = np.frombuffer(token_bytes(cma.PROOF_BYTES), np.uint8)
+        self._lent = Lent(pool, self._proof) if nixl else None
+        self._fabrics: dict[Channel, Fabric] = {}  # of those whose reader needs the agent moved on
         self._listener = Listener(address, key)
         self.address = self._listener.address
         self._leases = Leases(on_end)
@@ -123,6 +129,8 @@ class Exporter:
         for thread, channel in readers:
             channel.hang_up()
             thread.join()
+        if self._lent is not None:
+            self._lent.close()
 
     def _accept_all(self) -> None:
         while not self._closed.is_set():
@@ -142,12 +150,28 @@ class Exporter:
         try:
             with suppress(TransferError, OSError):  # a hang-up tells the reader
                 self._answer_hello(channel)
-                while (frame := channel.receive_frame(None)) is not None:
-                    self._answer(channel, frame)
+                while True:
+                    self._answer(channel, self._heard(channel, None))
         finally:
+            self._fabrics.pop(channel, None)
             channel.close()
             with self._lock:
                 del self._readers[threading.current_thread()]
+
+    def _heard(self, channel: Channel, lease: Lease | None) -> Frame:
+        """What the reader says next. Expired where the lease ends meanwhile."""
+        look_s = None if lease is None else LOOK_S
+        while (frame := channel.receive_frame(self._moved_on(channel) or look_s)) is None:
+            if lease is not None:
+                lease.check()
+        return frame
+
+    def _moved_on(self, channel: Channel) -> float | None:
+        """When to do so again, for a reader that needs it."""
+        if self._lent is None or (fabric := self._fabrics.get(channel)) is None:
+            return None
+        self._lent.move_on(fabric)
+        return POLL_S
 
     def _answer_hello(self, channel: Channel) -> None:
         channel.most_bytes = MOST_HELLO_BYTES
@@ -159,8 +183,23 @@ class Exporter:
             memory = cma.describe(self.pool, self._proof)
         words = hello(self.pool.layout, incarnation=self.incarnation, memory=memory)
         channel.send_frame(Header(HELLO), [words], self.stall_s)
-        read_hello(frame.body, self.pool.layout)
+        if read_hello(frame.body, self.pool.layout).get("nixl"):
+            words = hello(self.pool.layout, nixl=self._lend(channel))
+            channel.send_frame(Header(HELLO), [words], self.stall_s)
         channel.most_bytes = 2**10 + self.pool.num_blocks * 12
+
+    def _lend(self, channel: Channel) -> dict[str, Any]:
+        """For a reader that would read through NIXL."""
+        try:
+            if self._lent is None or self._pace is not None:
+                raise Refused("it does not lend its memory through NIXL")
+            fabric = fabric_of(channel.connection)
+            said = self._lent.describe(fabric)
+        except Refused as error:
+            return {"refused": str(error)}
+        if fabric.needs_owner:
+            self._fabrics[channel] = fabric
+        return said
 
     def _answer(self, channel: Channel, frame: Frame) -> None:
         kind, number = frame.header.kind, frame.header.number
@@ -228,8 +267,7 @@ class Exporter:
         while told < self.pool.layout.num_layers:
             told = self._wait_for_layers(channel, lease, told + 1)
             channel.send_frame(Header(READY, number, offset=told), [], self.stall_s)
-        while (frame := channel.receive_frame(LOOK_S)) is None:
-            lease.check()
+        frame = self._heard(channel, lease)
         if frame.header.kind != RELEASE or frame.header.number != number:
             raise Corrupt("a reader that looks ends with a release")
         lease.check()
@@ -238,7 +276,9 @@ class Exporter:
         channel.send_frame(Header(DONE, number), [], self.stall_s)
 
     def _wait_for_layers(self, channel: Channel, lease: Lease, count: int) -> int:
-        while (ready := self._leases.wait_for_layers(lease, count, LOOK_S)) < count:
+        look_s = self._moved_on(channel) or LOOK_S
+        while (ready := self._leases.wait_for_layers(lease, count, look_s)) < count:
+            self._moved_on(channel)
             if not channel.is_quiet():
                 raise PeerLost("the reader has gone, or speaks out of turn")
         return ready

@@ -1,8 +1,8 @@
 """Reader: the side that takes blocks which another process offers, into blocks of its own.
 
-It alone writes them, and only while `read` runs: what comes late has nowhere to go. Two lanes: the
-owner streams the bytes through the channel, each frame with its checksum, or the reader copies them
-from the owner's memory itself (`cma`). A connection that failed is made again for the next read."""
+It alone writes them, and only while `read` runs: what comes late has nowhere to go. The owner
+streams the bytes through the channel, each frame with its checksum, or the reader copies them from
+the owner's memory itself (`cma`, `nixl`). A failed connection is made again for the next read."""
 
 import threading
 import time
@@ -21,6 +21,7 @@ from prefill_decode.kv_transfer.errors import (
     Refused,
     TransferError,
 )
+from prefill_decode.kv_transfer.nixl import NixlMemory, fabric_of
 from prefill_decode.kv_transfer.offer import Offer
 from prefill_decode.kv_transfer.pool import Pool, Walk
 from prefill_decode.kv_transfer.requests import Request, hello, read_failure, read_hello
@@ -37,7 +38,7 @@ from prefill_decode.kv_transfer.wire import (
     Header,
 )
 
-Lane = Literal["auto", "stream", "cma"]
+Lane = Literal["auto", "stream", "cma", "nixl"]  # auto: cma, else stream
 COPY_BYTES = 2**22  # of one copy: an abort waits for it
 MOST_ABORTED = 1024  # ids that are remembered
 
@@ -50,14 +51,14 @@ class Moved:
     wire_bytes: int
     seconds: float
     first_byte_s: float  # until the first layer began to come
-    lane: str  # "unix", "tcp" or "cma"
+    lane: str  # "unix", "tcp", "cma", "nixl/shm" or "nixl/rdma"
 
 
 @dataclass
 class _Peer:
     channel: Channel
     incarnation: str
-    memory: Memory | None
+    memory: Memory | NixlMemory | None
 
 
 class Reader:
@@ -159,7 +160,7 @@ class Reader:
             wire_bytes + (moved_bytes if peer.memory is not None else 0),
             time.monotonic() - began,
             first_at - began,
-            self._kind if peer.memory is None else "cma",
+            self._kind if peer.memory is None else peer.memory.lane,
         )
 
     def _stream(self, peer: _Peer, offer: Offer, targets: Sequence[int], deadline: float) -> float:
@@ -193,6 +194,8 @@ class Reader:
     def _copy(self, peer: _Peer, offer: Offer, targets: Sequence[int], deadline: float) -> float:
         """When the first layer was there to be copied."""
         assert peer.memory is not None
+        if isinstance(peer.memory, NixlMemory):
+            peer.memory.check = partial(self._check_due, offer, deadline)
         number = self._ask(peer.channel, LOOK, offer, deadline)
         self._check_generations(peer.memory, offer)
         done = 0
@@ -213,7 +216,7 @@ class Reader:
 
     def _copy_region(
         self,
-        memory: Memory,
+        memory: Memory | NixlMemory,
         region: int,
         offer: Offer,
         targets: Sequence[int],
@@ -231,7 +234,7 @@ class Reader:
                 vectors(here_at, here.take(here.total)),
             )
 
-    def _check_generations(self, memory: Memory, offer: Offer) -> None:
+    def _check_generations(self, memory: Memory | NixlMemory, offer: Offer) -> None:
         if memory.generations(offer.blocks) != offer.generations:
             raise Expired(f"blocks of {offer.transfer_id} have another holder by now")
 
@@ -293,22 +296,38 @@ class Reader:
     def _met(self, deadline: float) -> _Peer:
         channel = dial(self.address, self._key, _left_s(deadline))
         try:
-            channel.send_frame(Header(HELLO), [hello(self.pool.layout)], _left_s(deadline))
-            frame = channel.receive_frame(_left_s(deadline))
-            if frame is None:
-                raise DeadlinePassed(f"no hello came from {self.address} in time")
-            if frame.header.kind != HELLO:
-                raise Corrupt(f"a hello was due; got a frame of kind {frame.header.kind}")
-            said = read_hello(frame.body, self.pool.layout)
-            return _Peer(channel, str(said.get("incarnation")), self._memory(channel, said))
+            words = hello(self.pool.layout, nixl=self.lane == "nixl")
+            channel.send_frame(Header(HELLO), [words], _left_s(deadline))
+            said = self._hello(channel, deadline)
+            memory = self._memory(channel, said, deadline)
+            return _Peer(channel, str(said.get("incarnation")), memory)
         except BaseException:
             channel.close()
             raise
 
-    def _memory(self, channel: Channel, said: dict[str, object]) -> Memory | None:
-        """None for the stream. Refused where `cma` must be and cannot."""
+    def _hello(self, channel: Channel, deadline: float) -> dict[str, object]:
+        frame = channel.receive_frame(_left_s(deadline))
+        if frame is None:
+            raise DeadlinePassed(f"no hello came from {self.address} in time")
+        if frame.header.kind != HELLO:
+            raise Corrupt(f"a hello was due; got a frame of kind {frame.header.kind}")
+        return read_hello(frame.body, self.pool.layout)
+
+    def _memory(
+        self, channel: Channel, said: dict[str, object], deadline: float
+    ) -> Memory | NixlMemory | None:
+        """None for the stream. Refused where another lane must be and cannot."""
         if self.lane == "stream":
             return None
+        if self.lane == "nixl":
+            if self._key is None and self._kind != "unix":
+                raise Refused(
+                    "what NIXL says is believed over a Unix socket, or from an owner that has "
+                    "proved the key: give both sides one"
+                )
+            said = self._hello(channel, deadline)
+            fabric = fabric_of(channel.connection)
+            return NixlMemory(said.get("nixl"), self.pool, fabric, _left_s(deadline))
         try:
             if not is_local(channel.connection):
                 raise Refused("the owner is on another host")
@@ -324,6 +343,8 @@ class Reader:
         self._under_way = False
         if peer is not None:
             peer.channel.close()
+            if isinstance(peer.memory, NixlMemory):
+                peer.memory.close()
 
 
 def _left_s(deadline: float) -> float:
