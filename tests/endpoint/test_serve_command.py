@@ -241,3 +241,20 @@ def test_threads_take_short_turns_while_it_serves_and_their_own_again_after_a_fa
         fail()
     assert during_s == [pytest.approx(starting.TURN_S, rel=0.1)]
     assert sys.getswitchinterval() == before_s
+
+
+GIVES_UP = """
+import os, sys
+from prefill_decode.cli import serving
+serving.give_up_idle_cores()
+assert "torch" not in sys.modules, "OpenMP has read its settings already"
+print(os.environ["GOMP_SPINCOUNT"], os.environ["KMP_BLOCKTIME"])
+"""
+
+
+@pytest.mark.parametrize(("given", "told"), [({}, "100 0"), ({"GOMP_SPINCOUNT": "7"}, "7 0")])
+def test_idle_threads_are_told_to_sleep_before_torch_is_loaded(given, told):
+    environment = {k: v for k, v in os.environ.items() if k not in serving.PATIENCE_OF_THREADS}
+    shown = subprocess.run([sys.executable, "-c", GIVES_UP], env={**environment, **given},
+                           capture_output=True, text=True, check=True)  # fmt: skip
+    assert shown.stdout.strip() == told

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from prefill_decode.engine.answering import Answering
 
 KEY_VARIABLE = "PREFILL_DECODE_API_KEY"
+PATIENCE_OF_THREADS = {"GOMP_SPINCOUNT": "100", "KMP_BLOCKTIME": "0"}  # GNU's OpenMP, and LLVM's
 
 PARAMETERS = """\
 To talk to it:
@@ -35,6 +36,7 @@ Prometheus."""
 
 def serve(options: argparse.Namespace) -> int:
     """Our engine behind an OpenAI-compatible endpoint, for this machine alone without a key."""
+    give_up_idle_cores()
     from prefill_decode.endpoint.starting import ServeOptions, engine_here, start
 
     _check_workers(options)
@@ -64,6 +66,14 @@ def serve(options: argparse.Namespace) -> int:
         say=print_last,  # whoever started the server may not be reading
         complain=complain,
     )
+
+
+def give_up_idle_cores() -> None:
+    """Threads of a step that have done their share sleep at once and leave their core to the event
+    loop and the client, where OpenMP would have them spin on it for milliseconds. It reads this
+    when torch is loaded, which must not be yet. What the user has set stands."""
+    for name, value in PATIENCE_OF_THREADS.items():
+        os.environ.setdefault(name, value)
 
 
 def _check_workers(options: argparse.Namespace) -> None:
