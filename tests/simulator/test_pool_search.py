@@ -71,8 +71,9 @@ def test_the_best_split_follows_the_work(places, best):
 
 
 def test_no_split_beats_the_law_and_the_best_comes_near_it():
+    """Answers so long that the step in which a cache travels, its place taken, matters little."""
     splits = [Split(1, 1), Split(2, 1)]  # bound by prefill, bound by decode
-    found = search(workers(12), splits, lambda seed: load(seed, 1000), LATE, [0])
+    found = search(workers(48), splits, lambda seed: load(seed, 1000, output=33), LATE, [0])
     for each in found.found:
         assert 0.8 * each.law_per_s < each.rates_per_s[0] < 1.03 * each.law_per_s
 
