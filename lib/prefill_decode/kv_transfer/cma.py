@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefill_decode.kv_transfer.errors import Corrupt, PeerLost, Refused
-from prefill_decode.kv_transfer.pool import Pool
+from prefill_decode.kv_transfer.pool import Pool, runs
 
 PROOF_BYTES = 32
+Vectors = NDArray[np.uint64]  # [n, 2], addresses and lengths
 
 
 def describe(pool: Pool, proof: NDArray[np.uint8]) -> dict[str, Any]:
@@ -66,9 +67,8 @@ class Memory:
         found = np.empty(len(blocks), np.int64)
         for first in range(0, len(blocks), 1024):
             part = blocks[first : first + 1024]
-            spans = [(8 * block, 8 * block + 8) for block in part]
             here = [(8 * first, 8 * (first + len(part)))]
-            self.copy(vectors(self.generations_at, spans), vectors(found.ctypes.data, here))
+            self.copy(vectors(self.generations_at, runs(part, 8)), vectors(found.ctypes.data, here))
         return tuple(found.tolist())
 
     def copy(self, there: NDArray[np.uint64], here: NDArray[np.uint64]) -> None:
@@ -93,7 +93,7 @@ class Memory:
             raise Corrupt(f"{num_bytes} bytes were to be copied, and {copied} were")
 
 
-def vectors(base: int, spans: Sequence[tuple[int, int]]) -> NDArray[np.uint64]:
+def vectors(base: int, spans: Sequence[tuple[int, int]]) -> Vectors:
     """[n, 2] addresses and lengths of spans (start, stop) from a base on: `struct iovec`."""
     found = np.array(spans, np.uint64)
     found[:, 1] -= found[:, 0]

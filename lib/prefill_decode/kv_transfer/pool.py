@@ -108,11 +108,11 @@ class Walk:
 
 def runs(blocks: Sequence[int], block_bytes: int) -> list[tuple[int, int]]:
     """Where they lie in a region: (start, stop) in bytes, blocks that follow one another as one."""
-    found: list[tuple[int, int]] = []
-    for block in blocks:
-        start = block * block_bytes
-        if found and found[-1][1] == start:
-            found[-1] = (found[-1][0], start + block_bytes)
-        else:
-            found.append((start, start + block_bytes))
-    return found
+    if not len(blocks):
+        return []
+    table = np.fromiter(blocks, np.int64, len(blocks))
+    breaks = np.flatnonzero(np.diff(table) != 1) + 1
+    starts = table[np.concatenate(([0], breaks))]
+    stops = table[np.concatenate((breaks - 1, [-1]))] + 1
+    ends = ((block_bytes * each).tolist() for each in (starts, stops))
+    return list(zip(*ends, strict=True))

@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+import numpy as np
+
 from prefill_decode.kv_transfer.addresses import is_local, read_address
 from prefill_decode.kv_transfer.channel import Channel, Frame, Group, Place, dial
-from prefill_decode.kv_transfer.cma import Memory, vectors
+from prefill_decode.kv_transfer.cma import Memory, Vectors, vectors
 from prefill_decode.kv_transfer.errors import (
     Corrupt,
     DeadlinePassed,
@@ -23,7 +25,7 @@ from prefill_decode.kv_transfer.errors import (
 )
 from prefill_decode.kv_transfer.nixl import NixlMemory, fabric_of
 from prefill_decode.kv_transfer.offer import Offer
-from prefill_decode.kv_transfer.pool import Pool, Walk
+from prefill_decode.kv_transfer.pool import Pool, Walk, runs
 from prefill_decode.kv_transfer.requests import Request, hello, read_failure, read_hello
 from prefill_decode.kv_transfer.wire import (
     DATA,
@@ -39,7 +41,7 @@ from prefill_decode.kv_transfer.wire import (
 )
 
 Lane = Literal["auto", "stream", "cma", "nixl"]  # auto: cma, else stream
-COPY_BYTES = 2**22  # of one copy: an abort waits for it
+COPY_BYTES = 2**24  # of one copy: an abort waits for it
 MOST_ABORTED = 1024  # ids that are remembered
 
 
@@ -197,6 +199,7 @@ class Reader:
         if isinstance(peer.memory, NixlMemory):
             peer.memory.check = partial(self._check_due, offer, deadline)
         number = self._ask(peer.channel, LOOK, offer, deadline)
+        pieces = self._pieces(offer, targets)  # while the owner looks
         self._check_generations(peer.memory, offer)
         done = 0
         first_at = 0.0
@@ -206,7 +209,7 @@ class Reader:
             if not done < ready <= self.pool.layout.num_layers:
                 raise Corrupt(f"more than {done} layers were to be ready; got {ready}")
             for region in range(2 * done, 2 * ready):
-                self._copy_region(peer.memory, region, offer, targets, deadline)
+                self._copy_region(peer.memory, region, pieces, offer, deadline)
             done = ready
         self._check_generations(peer.memory, offer)
         self._release(peer.channel, number, offer, deadline)
@@ -214,25 +217,32 @@ class Reader:
         self._under_way = False
         return first_at
 
+    def _pieces(self, offer: Offer, targets: Sequence[int]) -> list[tuple[Vectors, Vectors]]:
+        """What to copy of a region, there and here, in pieces, counted from where a region begins:
+        alike for all of them."""
+        block_bytes = self.pool.layout.block_bytes
+        blocks_each = max(1, min(MOST_PIECES, COPY_BYTES // block_bytes))
+        found = []
+        for first in range(0, len(targets), blocks_each):
+            last = first + blocks_each
+            there = vectors(0, runs(offer.blocks[first:last], block_bytes))
+            here = vectors(0, runs(targets[first:last], block_bytes))
+            found.append((there, here))
+        return found
+
     def _copy_region(
         self,
         memory: Memory | NixlMemory,
         region: int,
+        pieces: Sequence[tuple[Vectors, Vectors]],
         offer: Offer,
-        targets: Sequence[int],
         deadline: float,
     ) -> None:
-        block_bytes = self.pool.layout.block_bytes
-        blocks_each = max(1, min(MOST_PIECES, COPY_BYTES // block_bytes))
-        here_at = self.pool.regions[region].ctypes.data
-        for first in range(0, len(targets), blocks_each):
+        there_at = np.array([memory.regions_at[region], 0], np.uint64)
+        here_at = np.array([self.pool.regions[region].ctypes.data, 0], np.uint64)
+        for there, here in pieces:
             self._check_due(offer, deadline)
-            there = Walk(offer.blocks[first : first + blocks_each], block_bytes)
-            here = Walk(targets[first : first + blocks_each], block_bytes)
-            memory.copy(
-                vectors(memory.regions_at[region], there.take(there.total)),
-                vectors(here_at, here.take(here.total)),
-            )
+            memory.copy(there + there_at, here + here_at)
 
     def _check_generations(self, memory: Memory | NixlMemory, offer: Offer) -> None:
         if memory.generations(offer.blocks) != offer.generations:

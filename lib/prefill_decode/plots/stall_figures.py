@@ -126,7 +126,7 @@ def _draw_objectives(axes: Any, foreseen: Foreseen) -> None:
     axes.axvline(wait_ms, color=INK, alpha=0.4, linestyle=":")
     across, up = axes.get_yaxis_transform(), axes.get_xaxis_transform()
     small = {"alpha": 0.7, "fontsize": 9}
-    axes.text(0.99, gap_ms, "readers ask for less", transform=across, ha="right", va="top", **small)
+    axes.text(0.01, gap_ms, "readers ask for less", transform=across, va="top", **small)
     axes.text(wait_ms, 0.02, "askers ask for less ", transform=up, ha="right", va="bottom", **small)
 
 
