@@ -23,7 +23,7 @@ class Patience:
     token_s: float = 300.0  # for the next token of a decode, its preemption included
     silence_s: float = 10.0  # of a worker, until it counts as lost
     without_worker_s: float = 30.0  # of a phase, until that is an ailment
-    most_tries: int = 4
+    most_tries: int = 8  # as often as a worker starts again in a row: losses are seldom its fault
 
 
 @dataclass(eq=False, slots=True)
