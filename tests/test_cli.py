@@ -1,5 +1,6 @@
 """The command as a user types it, mistakes included."""
 
+import io
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 
 from prefill_decode import cli, measure, results
 from prefill_decode.cli import parser
+from prefill_decode.cli.shared import RenewedLine
 from tests.conftest import ROOT
 
 CERTIFY = ["certify", "--model", "llama-3.1-8b", "--accelerator", "h100-sxm"]
@@ -340,3 +342,26 @@ def test_a_terminal_that_lacks_a_letter_gets_its_number(monkeypatch):
     done = run(*CERTIFY, "--tpot", "300us")
     assert (done.returncode, done.stderr) == (1, "")
     assert "300 \\xb5s" in done.stdout
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_renewed_line_covers_a_longer_one_and_is_ended_once_shown():
+    file = Terminal()
+    line = RenewedLine(file)
+    for text in ("100 of 200 requests", "3 fits", "4 fits"):
+        line.show(text)
+    line.end()
+    assert file.getvalue() == f"\r100 of 200 requests\r{'3 fits':<19}\r4 fits\n"
+
+
+def test_a_renewed_line_says_nothing_to_a_file_and_ends_nothing_that_was_not_shown():
+    file = io.StringIO()
+    line = RenewedLine(file)
+    line.show("100 of 200 requests")
+    line.end()
+    RenewedLine(Terminal()).end()
+    assert file.getvalue() == ""

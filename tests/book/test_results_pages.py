@@ -82,6 +82,9 @@ def test_what_was_measured_here_is_told_from_what_came_with_the_book():
     assert machines_section(runs, MINE, both)[0] == "This machine: Here. Others: There.\n"
     assert machines_section(runs, MINE, None)[0] == "This machine: Here. Others: There.\n"
     assert machines_section(runs[:1], MINE, set())[0] == "Measured here: Here.\n"
+    simulated = machines_section([make_run(setting={"simulated": {"seeds": 6}})], MINE, set())
+    assert simulated[0] == "Simulated here: Here.\n"
+    assert simulated[-1].startswith("No other machine has simulated this claim yet")
     nobody = machines_section(runs[1:], MINE, theirs)
     assert nobody[0] == "The book's: There. This machine has not measured it.\n"
     assert nobody[-1] == "This machine has no result for this claim to compare.\n"

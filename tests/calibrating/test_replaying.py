@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from prefill_decode.calibrating import replay
-from prefill_decode.calibrating.replaying import from_zero, prompt_ids
+from prefill_decode.calibrating.replaying import prompt_ids
 from prefill_decode.engine.answering import SampledToken
 from prefill_decode.engine.serving import build_serving_engine
 from prefill_decode.request import Request
@@ -92,5 +92,3 @@ def test_what_cannot_be_replayed_is_refused(tiny_model):
     for requests, why in wrong:
         with pytest.raises(ValueError, match=why):
             replay(engine_of(tiny_model), requests, tiny_model.vocab_size)
-    late = [Request("a", 7.0, 5, 2), Request("b", 5.0, 5, 2)]
-    assert [request.arrival_s for request in from_zero(late)] == [2.0, 0.0]

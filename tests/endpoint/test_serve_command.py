@@ -1,7 +1,6 @@
 """`prefill-decode serve` as a user types it, mistakes included."""
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -143,6 +142,38 @@ def test_it_serves_says_where_and_stops_when_told_with_exit_code_0(config):
         (["--prefill", "0", "--decode", "1"], "from 1 to"),
         (["--transfer", "tcp"], "--transfer is for workers"),
         (["--worker-threads", "1"], "--worker-threads is for workers"),
+        (["--cluster"], "--cluster is for workers"),
+        (
+            [
+                "--model",
+                "SMALL",
+                "--blocks",
+                "5",
+                "--prefill",
+                "1",
+                "--decode",
+                "1",
+                "--cluster",
+                "127.0.0.1:9",
+            ],
+            "no Ray cluster is to be had at '127.0.0.1:9'",
+        ),
+        (
+            [
+                "--model",
+                "SMALL",
+                "--blocks",
+                "5",
+                "--prefill",
+                "1",
+                "--decode",
+                "1",
+                "--cluster",
+                "--transfer",
+                "unix",
+            ],
+            "between nodes a cache moves by auto or tcp",
+        ),
         (["--prefill", "1", "--decode", "1", "--policy", "static"], "run with --policy chunked"),
     ],
 )
@@ -230,25 +261,36 @@ def test_a_slice_of_a_host_with_a_vast_cache_serves_the_model_that_a_chapter_wou
     assert find_model(ServeOptions(), slice_of_host).spec == plain
 
 
-def test_threads_take_short_turns_while_it_serves_and_their_own_again_after_a_failure():
+def test_threads_take_short_turns_while_it_serves_and_their_own_again_at_its_end(
+    config, monkeypatch
+):
     before_s, during_s = sys.getswitchinterval(), []
 
-    def fail():
+    def fail(running):
+        running.close()
         during_s.append(sys.getswitchinterval())
-        raise ValueError
+        raise ValueError("the loop ends so")
 
-    with contextlib.suppress(ValueError), starting.short_turns():
-        fail()
+    monkeypatch.setattr(starting.uvloop, "run", fail)
+    options = ServeOptions(model=str(config), device="cpu", port=0, num_blocks=5)
+    with pytest.raises(ValueError, match="the loop ends so"):
+        starting.start(options, say=print, complain=print)
     assert during_s == [pytest.approx(starting.TURN_S, rel=0.1)]
     assert sys.getswitchinterval() == before_s
 
 
 GIVES_UP = """
 import os, sys
-from prefill_decode.cli import serving
-serving.give_up_idle_cores()
-assert "torch" not in sys.modules, "OpenMP has read its settings already"
-print(os.environ["GOMP_SPINCOUNT"], os.environ["KMP_BLOCKTIME"])
+from prefill_decode import cli
+
+class Watch:
+    def find_spec(self, name, *rest):
+        if name == "torch":
+            print(os.environ.get("GOMP_SPINCOUNT"), os.environ.get("KMP_BLOCKTIME"))
+            sys.exit(0)
+
+sys.meta_path.insert(0, Watch())
+cli.main(["serve", "--port", "0"])
 """
 
 

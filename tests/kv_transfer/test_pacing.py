@@ -73,3 +73,14 @@ def test_a_transfer_saves_nothing_of_what_the_last_one_was_late_by(monkeypatch):
     pace.begin()
     pace.wait_for(3000)
     assert clock[0] == pytest.approx(100.011)  # and the second was not
+
+
+def test_every_transfer_begins_anew_on_a_paced_link(tmp_path, monkeypatch):
+    begun = []
+    monkeypatch.setattr(Pace, "begin", lambda pace: begun.append(pace.bytes_per_s))
+    source, target = make_pool(16, 10_000, 1), make_pool(16, 10_000, 2)
+    with sides(tmp_path, source=source, target=target, pace_bytes_per_s=1e7) as both:
+        for count in (1, 2):
+            offer = both.exporter.offer(f"x{count}", [1, 2], layers_ready=LAYERS)
+            both.reader.read(offer, [3, 4], 30.0)
+            assert begun == [1e7] * count

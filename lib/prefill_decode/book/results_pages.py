@@ -126,7 +126,8 @@ def surprises(runs: Sequence[Run], slug: str) -> str:
     if mine.machine["slug"] != slug:
         return "This machine has no result for this claim to compare."
     if not others:
-        return "No other machine has measured this claim yet, so nothing can be surprising here."
+        done = "simulated" if mine.is_simulated else "measured"
+        return f"No other machine has {done} this claim yet, so nothing can be surprising here."
     titles = labels(ordered, slug)
     found = [
         _apart(mine, others, name, titles) for name in mine.expected if name in mine.quantities
@@ -248,7 +249,8 @@ def _whose(runs: Sequence[Run], slug: str, committed: set[tuple[str, str]] | Non
         return f"The book's: {others}. This machine has not measured it."
     title = plain(str(mine.machine["title"]))
     if committed is not None and (mine.claim, slug) not in committed:
-        return f"Measured here: {title}." + (f" The book's: {others}." if others else "")
+        done = "Simulated" if mine.is_simulated else "Measured"
+        return f"{done} here: {title}." + (f" The book's: {others}." if others else "")
     return f"This machine: {title}." + (f" Others: {others}." if others else "")
 
 

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 from prefill_decode.engine.answering import Answering, FailedAnswer
 from prefill_decode.engine.serving import ServingEngine
@@ -73,12 +72,6 @@ def prompt_ids(request: Request, vocab_size: int, seed: int = 0) -> list[int]:
         ids += [dice.randrange(vocab_size) for _ in range(tokens)]
     dice = random.Random(f"prompt {request.request_id} {seed}")
     return ids + [dice.randrange(vocab_size) for _ in range(request.prompt_tokens - len(ids))]
-
-
-def from_zero(requests: Sequence[Request]) -> list[Request]:
-    """The same requests, the first of them at 0 s."""
-    start_s = min(request.arrival_s for request in requests)
-    return [replace(request, arrival_s=request.arrival_s - start_s) for request in requests]
 
 
 @contextmanager

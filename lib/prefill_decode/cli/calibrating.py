@@ -3,10 +3,10 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from prefill_decode.cli import values
-from prefill_decode.cli.shared import FINE, print_json, print_last, warn
+from prefill_decode.cli.shared import FINE, RenewedLine, print_json, print_last, warn
 from prefill_decode.units import format_seconds, format_si, format_significant
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def calibrate(options: argparse.Namespace) -> int:
         use_threads(options.threads)
     machine = describe_machine(options.device)
     model = _model(options, machine.device, machine.cache_bytes, machine.memory_bytes)
-    shown = Shown(sys.stderr)
+    line = RenewedLine(sys.stderr)
     try:
         found = measure_calibration(
             model,
@@ -37,10 +37,10 @@ def calibrate(options: argparse.Namespace) -> int:
             options.budget,
             seed=options.seed,
             num_blocks=options.blocks,
-            progress=shown,
+            progress=lambda episodes, s: line.show(f"{episodes} episodes in {s:.0f} s"),
         )
     finally:
-        shown.end()
+        line.end()
     write_calibrated(options.out, found)
     warn(found.advice)
     if options.json:
@@ -48,23 +48,6 @@ def calibrate(options: argparse.Namespace) -> int:
     else:
         print_last("\n".join(_lines(found, options.out)))
     return FINE
-
-
-class Shown:
-    """How many episodes have run: on a terminal a line that renews itself, else nothing."""
-
-    def __init__(self, file: IO[str]) -> None:
-        self._file, self._any = file, False
-
-    def __call__(self, episodes: int, elapsed_s: float) -> None:
-        if self._file.isatty():
-            self._any = True
-            self._file.write(f"\r{episodes} episodes in {elapsed_s:.0f} s")
-            self._file.flush()
-
-    def end(self) -> None:
-        if self._any:
-            self._file.write("\n")
 
 
 def _model(

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prefill_decode.book import Project
@@ -55,6 +55,23 @@ def complain(error: object) -> None:
 def warn(problems: Sequence[str]) -> None:
     for problem in problems:
         print(f"prefill-decode: {printable(problem)}", file=sys.stderr)
+
+
+class RenewedLine:
+    """How far a verb is: on a terminal a line that takes the place of the last, else nothing."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file, self._shown = file, ""
+
+    def show(self, text: str) -> None:
+        if self._file.isatty():
+            self._file.write(f"\r{text:<{len(self._shown)}}")
+            self._file.flush()
+            self._shown = text
+
+    def end(self) -> None:
+        if self._shown:
+            self._file.write("\n")
 
 
 def print_last(text: str) -> None:

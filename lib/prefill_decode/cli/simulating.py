@@ -2,9 +2,9 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from prefill_decode.cli import values
 from prefill_decode.cli.loads import (
@@ -14,7 +14,14 @@ from prefill_decode.cli.loads import (
     synthetic_requests,
     traced_requests,
 )
-from prefill_decode.cli.shared import FINDING, FINE, complain, print_json, print_last
+from prefill_decode.cli.shared import (
+    FINDING,
+    FINE,
+    RenewedLine,
+    complain,
+    print_json,
+    print_last,
+)
 from prefill_decode.units import format_bytes, format_seconds, format_significant
 
 if TYPE_CHECKING:
@@ -39,15 +46,19 @@ def simulate(options: argparse.Namespace) -> int:
     objectives = objectives_of(options)
     fleet = _fleet(options)
     requests, trace = _requests(options)
-    shown = Shown(sys.stderr, len(requests))
+    line = RenewedLine(sys.stderr)
     try:
-        outcome = play(fleet, requests, progress=shown)
+        outcome = play(
+            fleet,
+            requests,
+            progress=lambda arrived: line.show(f"{arrived} of {len(requests)} requests"),
+        )
         if len(outcome.failures) == len(requests):
             complain(f"no request fits the fleet: {outcome.failures[0]}")
             return FINDING
-        around = _under_fits(fleet, requests, objectives, options.fits, shown)
+        around = _under_fits(fleet, requests, objectives, options.fits, line)
     finally:
-        shown.end()
+        line.end()
     summary = outcome.summary(objectives)
     warning = near_saturation(outcome)
     if options.figure is not None:
@@ -65,14 +76,16 @@ def _under_fits(
     requests: Sequence["Request"],
     objectives: "Objectives",
     most_fits: int,
-    shown: "Shown",
+    line: RenewedLine,
 ) -> list[dict[str, float]]:
     from prefill_decode.simulator import simulate_fits
 
     def figures(outcome: "Outcome") -> dict[str, float]:
         return _figures(outcome.summary(objectives))
 
-    again = shown.again(len(requests))
+    def again(done: int) -> None:
+        line.show(f"{done // len(requests)} fits simulated again")
+
     return simulate_fits(fleet, requests, figures, most_fits, again)
 
 
@@ -118,34 +131,6 @@ def _draw(
     summaries = [play(fleet, at_rate(requests, rate)).summary(objectives) for rate in rates]
     figure = goodput_against_rate(dict(zip(rates, summaries, strict=True)))
     write_atomically(path, figure.standalone() + "\n")
-
-
-class Shown:
-    """How many requests have arrived: on a terminal a line that renews itself, else nothing."""
-
-    def __init__(self, file: IO[str], total: int) -> None:
-        self._file, self._total, self._any = file, total, False
-
-    def __call__(self, arrived: int) -> None:
-        if self._file.isatty():
-            self._any = True
-            self._file.write(f"\r{arrived} of {self._total} requests")
-            self._file.flush()
-
-    def again(self, each: int) -> Callable[[int], None]:
-        """For the simulations that follow, of `each` requests."""
-
-        def show(done: int) -> None:
-            if self._file.isatty():
-                self._any = True
-                self._file.write(f"\r{done // each} fits simulated again    ")
-                self._file.flush()
-
-        return show
-
-    def end(self) -> None:
-        if self._any:
-            self._file.write("\n")
 
 
 def _fleet(options: argparse.Namespace) -> "Fleet":

@@ -176,7 +176,7 @@ def _knock(address: str) -> None:
     """OSError or ValueError where nobody listens at HOST:PORT: Ray would try for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and "/" not in address:
-        with socket.create_connection((host, int(port)), CONNECT_S):
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S):
             pass
 
 
