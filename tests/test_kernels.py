@@ -38,8 +38,10 @@ def noise(*shape, dtype, seed=0):
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 6, 7, 13, 32])
-@pytest.mark.parametrize(("outs", "size"), [(1, 1), (3, 7), (64, 64), (129, 130), (37, 1000)])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 6, 7, 13, 16, 23, 28])
+@pytest.mark.parametrize(
+    ("outs", "size"), [(1, 1), (3, 7), (64, 64), (129, 130), (37, 1000), (420, 48)]
+)
 def test_a_product_is_torchs_for_any_sizes(ready, dtype, num_rows, outs, size):
     weight, rows = noise(outs, size, dtype=dtype), noise(num_rows, size, dtype=dtype, seed=1)
     bias, residual = noise(outs, dtype=dtype, seed=2), noise(num_rows, outs, dtype=dtype, seed=3)
@@ -49,8 +51,20 @@ def test_a_product_is_torchs_for_any_sizes(ready, dtype, num_rows, outs, size):
     assert (found.double() - wanted).abs().max() <= TOLERANCE[dtype] * scale
 
 
+@pytest.mark.parametrize("num_rows", [5, 13, 16, 23])
+def test_a_row_that_is_no_number_leaves_the_others_as_they_are(ready, num_rows):
+    weight = noise(50, 70, dtype=torch.float64)
+    rows = noise(num_rows, 70, dtype=torch.float64, seed=1)
+    wanted = rows @ weight.T
+    rows[num_rows // 2] = torch.nan
+    found = ready.product(weight, rows)
+    assert found[num_rows // 2].isnan().all()
+    kept = [row for row in range(num_rows) if row != num_rows // 2]
+    torch.testing.assert_close(found[kept], wanted[kept], rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("num_rows", [1, 9])
+@pytest.mark.parametrize("num_rows", [1, 9, 16])
 def test_the_norm_and_the_activation_before_a_product_are_torchs(ready, dtype, num_rows):
     weight, gains = noise(40, 24, dtype=dtype), noise(24, dtype=dtype, seed=1)
     rows = 30 * noise(num_rows, 24, dtype=dtype, seed=2)

@@ -2,9 +2,11 @@
 // memory on a CPU, products of a few rows with a weight matrix and attention over the cache.
 //
 // A product reads its weights once, whatever the number of rows: each thread walks its own part of
-// the matrix tile by tile, asks for the next tile while it multiplies this one, and keeps R x N dot
-// products in registers. Weights stay as torch holds them, [out, in], so there is no second copy.
-// Stored values (float, double, bfloat16) are widened to Compute before any arithmetic.
+// the matrix tile by tile and asks for the next tile while it multiplies this one. Few rows keep
+// R x N dot products in registers, each summed across a vector at its end; many are laid side by
+// side, one vector of rows for each input, and need no such sums. Weights stay as torch holds them,
+// [out, in], so there is no second copy. Stored values (float, double, bfloat16) are widened to
+// Compute before any arithmetic.
 //
 // Threads come from the OpenMP runtime that torch has loaded: one pool, not two that fight.
 
@@ -20,14 +22,16 @@
 namespace {
 
 constexpr int OUTS_FOR_ONE_ROW = 8;
-constexpr long OUTS_IN_STEP = 8, PIECE = 64; // outputs
+constexpr int OUTS_BESIDE = 6, PHASES = 2; // 12 sums: none waits for the one before it
+constexpr long OUTS_IN_STEP = 24, PIECE = 72; // outputs; whole numbers of all the above
 #if defined(__AVX512F__)
 constexpr int VECTOR_BYTES = 64, ROWS_AT_ONCE = 6, OUTS_AT_ONCE = 4; // 32 vector registers
 #else
 constexpr int VECTOR_BYTES = 32, ROWS_AT_ONCE = 4, OUTS_AT_ONCE = 2; // 16 vector registers
 #endif
 constexpr long LARGEST_HEAD = 512, TILE_TOKENS = 64, LINE_BYTES = 64,
-               TILE_BYTES = 128 * 1024; // a tile stays in a core's own cache
+               TILE_BYTES = 128 * 1024, // a tile stays in a core's own cache
+               OUTS_IN_TILE = 12;       // a whole number of those that are computed at once
 
 struct bfloat16 {
     uint16_t bits;
@@ -133,8 +137,8 @@ template <typename C> inline typename Vector<C>::type exponential(typename Vecto
 
 // out[n][r] = weights[r] . rows[n] for R outputs and N rows; asks for `ahead` bytes from `next` on.
 template <int R, int N, typename W, typename C>
-inline void dot_products(const W *weights, const C *rows, long in, C (&out)[N][R], const char *next,
-                         long ahead) {
+inline void dot_products(const W *weights, const C *rows, long stride, long in, C (&out)[N][R],
+                         const char *next, long ahead) {
     typedef typename Vector<C>::type V;
     constexpr int lanes = Vector<C>::lanes;
     V sums[R][N] = {};
@@ -145,7 +149,7 @@ inline void dot_products(const W *weights, const C *rows, long in, C (&out)[N][R
             __builtin_prefetch(next, 0, 2);
         V row[N];
         for (int n = 0; n < N; ++n)
-            row[n] = load(rows + n * in + step * lanes);
+            row[n] = load(rows + n * stride + step * lanes);
         for (int r = 0; r < R; ++r) {
             const V weight = load(weights + r * in + step * lanes);
             for (int n = 0; n < N; ++n)
@@ -164,33 +168,102 @@ inline void dot_products(const W *weights, const C *rows, long in, C (&out)[N][R
         }
         for (long i = steps * lanes; i < in; ++i)
             for (int r = 0; r < R; ++r)
-                out[n][r] += C(widen(weights[r * in + i])) * rows[n * in + i];
+                out[n][r] += C(widen(weights[r * in + i])) * rows[n * stride + i];
     }
 }
+
+// found[r][n] = weights[r] . row n for R outputs and a vector of rows, of which `beside` holds one
+// value each for every input; asks for `ahead` bytes from `next` on. Inputs go to `PHASES` sums in
+// turn, so that no sum waits for the one before it.
+template <int R, typename W, typename C>
+inline void products_beside(const W *weights, const C *beside, long in,
+                            C (&found)[R][Vector<C>::lanes], const char *next, long ahead) {
+    typedef typename Vector<C>::type V;
+    constexpr long lanes = Vector<C>::lanes;
+    V sums[PHASES][R] = {};
+    const long steps = in / lanes, lines = (ahead + LINE_BYTES - 1) / LINE_BYTES;
+    long credit = 0;
+    for (long step = 0; step < steps; ++step, weights += lanes) {
+        for (credit += lines; credit >= steps; credit -= steps, next += LINE_BYTES)
+            __builtin_prefetch(next, 0, 2);
+#pragma GCC unroll 16
+        for (long i = 0; i < lanes; ++i, beside += lanes) {
+            const V rows = load(beside);
+            for (int r = 0; r < R; ++r)
+                sums[i % PHASES][r] += rows * widen(weights[r * in + i]);
+        }
+    }
+    for (long i = 0; i < in % lanes; ++i, beside += lanes)
+        for (int r = 0; r < R; ++r)
+            sums[0][r] += load(beside) * widen(weights[r * in + i]);
+    for (int r = 0; r < R; ++r) {
+        for (int phase = 1; phase < PHASES; ++phase)
+            sums[0][r] += sums[phase][r];
+        std::memcpy(found[r], &sums[0][r], sizeof(V));
+    }
+}
+
+// Where the rows of a product lie, ready to multiply: those that go side by side, and the others.
+// Rows one after another begin in different sets of a cache, also where `in` is a power of two.
+template <typename C> struct Rows {
+    static constexpr long lanes = Vector<C>::lanes;
+    long count, in;
+    C *first;
+
+    // Whole vectors of rows, and one that is nearly whole.
+    long beside() const {
+        if (count <= ROWS_AT_ONCE)
+            return 0;
+        return 4 * (count % lanes) >= 3 * lanes ? count : count / lanes * lanes;
+    }
+    long vectors() const { return (beside() + lanes - 1) / lanes; }
+    long stride() const { return in + lanes; }
+    C *vector(long number) const { return first + number * in * lanes; } // [in, lanes]
+    C *row(long number) const { return vector(vectors()) + number * stride(); }
+    C *end() const { return row(count); }
+
+    // Lays one input of the rows side by side; lanes without a row are zero.
+    void lay(long i) const {
+        for (long n = 0; n < vectors() * lanes; ++n)
+            vector(n / lanes)[i * lanes + n % lanes] = n < count ? row(n)[i] : C(0);
+    }
+};
 
 template <typename S, typename C> struct Product {
     const S *weights;  // [outs, in]
     const S *bias;     // [outs] or null
     const S *residual; // [num_rows, outs] or null: added to the result
-    const C *rows;     // [num_rows, in], ready to multiply
+    Rows<C> rows;
     S *results;        // [num_rows, outs]
     long num_rows, in, outs;
+
+    // An output of a row: the product, the bias, the residual.
+    void finish(long row, long out, C value) const {
+        const long at = row * outs + out;
+        if (bias)
+            value += widen(bias[out]);
+        if (residual)
+            value += widen(residual[at]);
+        store(results + at, value);
+    }
+
+    template <int R, typename W>
+    void group_beside(const W *tile, long out, long row, const char *next, long ahead) const {
+        constexpr long lanes = Vector<C>::lanes;
+        C found[R][lanes];
+        products_beside<R>(tile, rows.vector(row / lanes), in, found, next, ahead);
+        for (long n = 0; n < std::min(lanes, num_rows - row); ++n)
+            for (int r = 0; r < R; ++r)
+                finish(row + n, out + r, found[r][n]);
+    }
 
     template <int R, int N, typename W>
     void group(const W *tile, long out, long row, const char *next, long ahead) const {
         C found[N][R];
-        dot_products<R, N>(tile, rows + row * in, in, found, next, ahead);
-        for (int n = 0; n < N; ++n) {
-            const long at = (row + n) * outs + out;
-            if (bias)
-                for (int r = 0; r < R; ++r)
-                    found[n][r] += widen(bias[out + r]);
-            if (residual)
-                for (int r = 0; r < R; ++r)
-                    found[n][r] += widen(residual[at + r]);
+        dot_products<R, N>(tile, rows.row(row), rows.stride(), in, found, next, ahead);
+        for (int n = 0; n < N; ++n)
             for (int r = 0; r < R; ++r)
-                store(results + at + r, found[n][r]);
-        }
+                finish(row + n, out + r, found[n][r]);
     }
 
     template <int R, typename W>
@@ -213,14 +286,31 @@ template <typename S, typename C> struct Product {
         }
     }
 
-    // Outputs first:last of every row, R at a time.
+    // Outputs first:last of a vector of rows; where to ask on.
+    template <typename W>
+    const char *tile_beside(const W *tile, long first, long last, long row,
+                            const char *next) const {
+        const long count = std::min<long>(Vector<C>::lanes, num_rows - row);
+        const long ahead = OUTS_BESIDE * in * long(sizeof(S)) * count / num_rows;
+        long out = first;
+        for (; out + OUTS_BESIDE <= last; out += OUTS_BESIDE, next += ahead)
+            group_beside<OUTS_BESIDE>(tile + (out - first) * in, out, row, next, ahead);
+        for (; out < last; ++out)
+            group_beside<1>(tile + (out - first) * in, out, row, next, 0);
+        return next;
+    }
+
+    // Outputs first:last of every row, R at a time where rows do not go side by side.
     template <int R, typename W>
     void tile(const W *tile, long first, long last, const char *next) const {
-        const long passes = (num_rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
-        const long ahead = R * in * long(sizeof(S)) / passes;
+        const long beside = rows.beside(), left = num_rows - beside;
+        for (long row = 0; row < beside; row += Vector<C>::lanes)
+            next = tile_beside(tile, first, last, row, next);
+        const long passes = (left + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
         for (long pass = 0; pass < passes; ++pass) {
-            const long row = num_rows * pass / passes;
-            const int count = int(num_rows * (pass + 1) / passes - row);
+            const long row = beside + left * pass / passes;
+            const int count = int(beside + left * (pass + 1) / passes - row);
+            const long ahead = R * in * long(sizeof(S)) * count / num_rows;
             long out = first;
             for (; out + R <= last; out += R, next += ahead)
                 groups<R>(count, tile + (out - first) * in, out, row, next, ahead);
@@ -236,8 +326,8 @@ template <typename S, typename C> struct Product {
             return tiles<OUTS_FOR_ONE_ROW>(first, last, OUTS_FOR_ONE_ROW, nullptr);
         if (num_rows <= ROWS_AT_ONCE)
             return tiles<OUTS_AT_ONCE>(first, last, OUTS_AT_ONCE, nullptr);
-        const long size = TILE_BYTES / (in * long(sizeof(C))) / OUTS_AT_ONCE * OUTS_AT_ONCE;
-        tiles<OUTS_AT_ONCE>(first, last, std::max<long>(OUTS_AT_ONCE, size), widened);
+        const long size = TILE_BYTES / (in * long(sizeof(C))) / OUTS_IN_TILE * OUTS_IN_TILE;
+        tiles<OUTS_AT_ONCE>(first, last, std::max<long>(OUTS_IN_TILE, size), widened);
     }
 
     template <int R> void tiles(long first, long last, long size, C *widened) const {
@@ -321,17 +411,22 @@ void product(const S *weights, const S *bias, const S *rows, const S *gains, con
     typedef typename ComputeOf<S>::type C;
     if (!num_rows)
         return;
-    C *ready = static_cast<C *>(scratch); // [num_rows, in], then a tile for each thread
+    const Rows<C> ready = {num_rows, in, static_cast<C *>(scratch)}; // then a tile for each thread
     const long row_size = prologue == SWIGLU ? 2 * in : in;
-    const long tile_size = std::max<long>(TILE_BYTES / long(sizeof(C)), OUTS_AT_ONCE * in);
+    const long tile_size = std::max<long>(TILE_BYTES / long(sizeof(C)), OUTS_IN_TILE * in);
     const Product<S, C> whole = {weights, bias, residual, ready, results, num_rows, in, outs};
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(static)
         for (long row = 0; row < num_rows; ++row)
-            prepare<S, C>(rows + row * row_size, gains, C(epsilon), prologue, in, ready + row * in);
+            prepare<S, C>(rows + row * row_size, gains, C(epsilon), prologue, in, ready.row(row));
+        if (ready.beside()) {
+#pragma omp for schedule(static)
+            for (long i = 0; i < in; ++i)
+                ready.lay(i);
+        }
         const long team = omp_get_num_threads(), me = omp_get_thread_num();
-        C *widened = sizeof(S) == sizeof(C) ? nullptr : ready + num_rows * in + me * tile_size;
+        C *widened = sizeof(S) == sizeof(C) ? nullptr : ready.end() + me * tile_size;
         // Most of the outputs in one run a thread, for memory is fastest in long runs; the rest in
         // pieces to whoever is done first, for no two cores are equally fast on a shared machine.
         const long run = outs * 3 / 4 / team / OUTS_IN_STEP * OUTS_IN_STEP, rest = run * team;

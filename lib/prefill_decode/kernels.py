@@ -31,6 +31,7 @@ DTYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "b
 PLAIN, NORM, SWIGLU = 0, 1, 2  # what happens to the rows before a product
 TILE_VALUES = 32 * 1024  # of scratch for each thread: TILE_BYTES in kernels.cpp, as floats
 LARGEST_HEAD = 512
+OUTS_IN_TILE = 12  # as in kernels.cpp
 MOST_LANES = 16  # values in a vector register
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
@@ -105,9 +106,9 @@ class Kernels:
         assert rows.is_contiguous()
         assert residual is None or (residual.shape == (num_rows, outs) and residual.is_contiguous())
         results = rows.new_empty(num_rows, outs)
-        scratch_size = num_rows * size
+        scratch_size = num_rows * (size + MOST_LANES) + (num_rows + MOST_LANES) * size
         if rows.dtype == torch.bfloat16:
-            scratch_size += threads * max(TILE_VALUES, 8 * size)
+            scratch_size += threads * max(TILE_VALUES, OUTS_IN_TILE * size)
         scratch = torch.empty(scratch_size, dtype=_compute(rows.dtype))
         self._product[rows.dtype](
             weight.data_ptr(),
