@@ -508,7 +508,11 @@ template <typename S> struct Attention {
         const long half = head_dim / 2;
         const S *cosine = cosines + position * head_dim, *sine = sines + position * head_dim;
         for (long i = 0; i < head_dim; ++i)
-            turned[i] = plain[i] * widen(cosine[i]) + plain[(i + half) % head_dim] * widen(sine[i]);
+            turned[i] = plain[i] * widen(cosine[i]);
+        for (long i = 0; i < half; ++i) {
+            turned[i] += plain[i + half] * widen(sine[i]);
+            turned[i + half] += plain[i] * widen(sine[i + half]);
+        }
     }
 
     // Where a token of one KV head lies in the keys and in the values.
