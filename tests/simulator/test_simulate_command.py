@@ -166,6 +166,18 @@ def test_a_figure_of_goodput_around_the_rate_is_drawn_to_a_file(capsys, tmp_path
     assert "Simulated goodput by the rate at which requests come" in drawn
 
 
+def test_the_longest_gap_is_drawn_to_a_file(capsys, tmp_path):
+    path = tmp_path / "gap.svg"
+    given = [*FLAGS, "--policy", "prefill_first", "--most-tokens-per-step", 8192, *LOAD]
+    code, out, _ = run(capsys, *given, "--timeline", path)
+    assert code == 0
+    assert "goodput" in out
+    assert "Simulated timeline of the instance around its longest gap" in path.read_text()
+    code, _, err = run(capsys, *FLAGS, *LOAD, "--output-tokens", 1, "--timeline", path)
+    assert code == 2
+    assert "no answer here has two" in err
+
+
 def test_a_figure_needs_a_rate_and_a_place(capsys, tmp_path):
     given = [*FLAGS, "--rate", 20, "--figure"]
     code, _, err = run(capsys, *given, tmp_path / "a.svg", "--requests", 1)

@@ -63,6 +63,8 @@ def simulate(options: argparse.Namespace) -> int:
     warning = near_saturation(outcome)
     if options.figure is not None:
         _draw(options.figure, fleet, requests, objectives)
+    if options.timeline is not None:
+        _draw_longest_gap(options.timeline, outcome)
     if options.json:
         told = {**_report(outcome), "summary": summary.as_dict(), "trace": trace}
         print_json({**told, "near_saturation": warning, "fits": _fits_report(summary, around)})
@@ -131,6 +133,15 @@ def _draw(
     summaries = [play(fleet, at_rate(requests, rate)).summary(objectives) for rate in rates]
     figure = goodput_against_rate(dict(zip(rates, summaries, strict=True)))
     write_atomically(path, figure.standalone() + "\n")
+
+
+def _draw_longest_gap(path: Path, outcome: "Outcome") -> None:
+    """What an instance did around the longest wait between two tokens, as an SVG file."""
+    from prefill_decode.plots import timeline_of_gap
+    from prefill_decode.results import write_atomically
+    from prefill_decode.simulator import longest_gap
+
+    write_atomically(path, timeline_of_gap(longest_gap(outcome)).standalone() + "\n")
 
 
 def _fleet(options: argparse.Namespace) -> "Fleet":
@@ -289,5 +300,8 @@ def add_simulate(added: argparse.ArgumentParser) -> None:
     add_objectives(added)
     added.add_argument(
         "--figure", type=Path, metavar="FILE.svg", help="draw goodput around this rate, too"
+    )
+    added.add_argument(
+        "--timeline", type=Path, metavar="FILE.svg", help="draw what surrounds the longest gap, too"
     )
     added.add_argument("--json", action="store_true")

@@ -34,6 +34,7 @@ from prefill_decode.plots.fleet_figures import (
     pools_map,
     pools_table,
 )
+from prefill_decode.plots.gap_figure import timeline_of_gap
 from prefill_decode.plots.growth_figures import (
     batches_step_by_step,
     time_against_context,
@@ -129,6 +130,7 @@ __all__ = [
     "time_against_context",
     "time_against_sequences",
     "time_of_each_prompt_token",
+    "timeline_of_gap",
     "times_table",
     "ttft_against_slack",
     "verdict_table",

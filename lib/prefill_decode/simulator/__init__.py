@@ -17,6 +17,7 @@ from prefill_decode.simulator.fleet import (
     blocks_that_fit,
 )
 from prefill_decode.simulator.fleet_file import fleet_of, read_fleet
+from prefill_decode.simulator.longest_gap import LongestGap, longest_gap
 from prefill_decode.simulator.outcome import InstanceUse, Outcome
 from prefill_decode.simulator.pool_law import Law, law_of, whole_per_s
 from prefill_decode.simulator.pool_search import (
@@ -54,6 +55,7 @@ __all__ = [
     "Found",
     "InstanceUse",
     "Law",
+    "LongestGap",
     "Outcome",
     "Pool",
     "Predicted",
@@ -74,6 +76,7 @@ __all__ = [
     "greatest_rate",
     "intervals",
     "law_of",
+    "longest_gap",
     "near_saturation",
     "products_of_step",
     "read_calibrated",
