@@ -5,6 +5,7 @@ import json
 import pytest
 
 from prefill_decode import cli
+from prefill_decode.units import format_significant
 
 COMMON = ["--model", "llama-3.1-8b", "--workers", "2", "--seeds", "1", "--requests", "60"]
 ONE = ["--accelerator", "h100-sxm"]
@@ -86,3 +87,18 @@ def test_bad_input_is_said_in_a_sentence_and_ends_with_2(capsys, words, why):
     code, _, err = run(capsys, *words)
     assert code == 2
     assert why in err
+
+
+def test_a_figure_shows_every_split_and_the_whole_workers(capsys, tmp_path):
+    path = tmp_path / "splits.svg"
+    given = [*COMMON, *ONE, *LOAD, *WITHIN, "--workers", "3", "--figure", path, "--json"]
+    code, out, _ = run(capsys, *given)
+    assert code == 0
+    drawn = path.read_text()
+    rates = {
+        each["split"]: each["of_a_device_per_s"]["median"]
+        for each in json.loads(out)["searches"][0]["splits"]
+    }
+    for split in ("1:2", "2:1"):
+        assert f"{split}: {format_significant(rates[split])}" in drawn
+    assert f"Whole workers: {format_significant(rates['3 whole'])}" in drawn

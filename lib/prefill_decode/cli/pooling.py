@@ -46,6 +46,8 @@ def pools(options: argparse.Namespace) -> int:
         given = (splits, load, objectives, seeds, options.share, options.rate)
         searches.append((workers, search(workers, *given)))
     best = max(searches, key=lambda each: each[1].best.of_a_device_per_s.median)
+    if options.figure is not None:
+        _draw(options.figure, best[1])
     if options.json:
         report = [_report(*each) for each in searches]
         print_json({"searches": report, "best": searches.index(best), "asked": _asked(options)})
@@ -55,6 +57,14 @@ def pools(options: argparse.Namespace) -> int:
         complain("no split answers so large a share within the objectives, at any rate")
         return FINDING
     return FINE
+
+
+def _draw(path: Path, found: "Search") -> None:
+    """What each split of the best fleet carries, as an SVG file."""
+    from prefill_decode.plots import rate_against_split
+    from prefill_decode.results import write_atomically
+
+    write_atomically(path, rate_against_split(found).standalone() + "\n")
 
 
 def _kinds(options: argparse.Namespace) -> list["Workers"]:
@@ -293,4 +303,7 @@ def add_pools(added: argparse.ArgumentParser) -> None:
     )
     added.add_argument("--seed", type=values.seed, default=0, help="the first (0)")
     add_objectives(added)
+    added.add_argument(
+        "--figure", type=Path, metavar="FILE.svg", help="draw what the best fleet's splits carry"
+    )
     added.add_argument("--json", action="store_true")

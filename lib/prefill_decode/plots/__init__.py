@@ -54,6 +54,7 @@ from prefill_decode.plots.placement_figures import (
     placement_table,
     ttft_against_slack,
 )
+from prefill_decode.plots.split_figure import rate_against_split
 from prefill_decode.plots.stall_figures import (
     foreseen_table,
     gap_against_wait,
@@ -119,6 +120,7 @@ __all__ = [
     "price_of_chunks",
     "prices_table",
     "ranks_by_phase",
+    "rate_against_split",
     "rate_against_tokens",
     "setting_table",
     "shapes_of_engines",
