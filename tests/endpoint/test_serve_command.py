@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from unittest import mock
 
 import httpx
 import pytest
@@ -44,6 +45,13 @@ CONFIG = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
 }
+
+
+@pytest.fixture
+def own_environment():
+    """For `serve` in this process: it tells OpenMP's threads how long to spin."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture
@@ -177,6 +185,7 @@ def test_it_serves_says_where_and_stops_when_told_with_exit_code_0(config):
         (["--prefill", "1", "--decode", "1", "--policy", "static"], "run with --policy chunked"),
     ],
 )
+@pytest.mark.usefixtures("own_environment")
 def test_a_mistake_is_one_sentence_and_exit_code_2(words, message, config, capsys):
     words = [str(config) if word == "SMALL" else word for word in words]
     port = [] if "--port" in words else ["--port", "0"]
@@ -235,6 +244,7 @@ def test_the_cache_takes_what_memory_it_is_given(config):
     assert not engine.scheduler.pool.reuse
 
 
+@pytest.mark.usefixtures("own_environment")
 def test_a_server_whose_first_line_nobody_reads_serves_all_the_same(monkeypatch):
     def start_and_say(options, say, complain, engine_of):
         say("ready")
@@ -248,6 +258,7 @@ def test_a_server_whose_first_line_nobody_reads_serves_all_the_same(monkeypatch)
         assert serving.serve(make_parser().parse_args(["serve"])) == 0  # no BrokenPipeError
 
 
+@pytest.mark.usefixtures("own_environment")
 def test_a_port_that_is_taken_is_said_before_anything_is_loaded(capsys):
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
