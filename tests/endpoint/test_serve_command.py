@@ -1,7 +1,6 @@
 """`prefill-decode serve` as a user types it, mistakes included."""
 
 import asyncio
-import json
 import os
 import signal
 import socket
@@ -32,19 +31,7 @@ from prefill_decode.measure import describe_machine
 from prefill_decode.scheduling import SchedulerSettings
 from tests.conftest import ROOT
 from tests.endpoint.raw_http import connect, read_all, request
-
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 300,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-}
+from tests.small_config import CONFIG, write_small_config
 
 
 @pytest.fixture
@@ -56,10 +43,7 @@ def own_environment():
 
 @pytest.fixture
 def config(tmp_path):
-    folder = tmp_path / "small"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return folder
+    return write_small_config(tmp_path / "small")
 
 
 def start(*words, **environment):
@@ -223,8 +207,7 @@ def test_a_folder_whose_weights_are_no_safetensors_is_refused_and_not_made_up(co
 
 @pytest.mark.parametrize(("own", "most"), [(512, 512), (10**6, 16_384), (None, 16_384)])
 def test_a_sequence_is_no_longer_than_its_config_has_it(config, own, most):
-    written = {**CONFIG, "max_position_embeddings": own}
-    (config / "config.json").write_text(json.dumps(written))
+    write_small_config(config, max_position_embeddings=own)
     options = ServeOptions(model=str(config), block_tokens=128)
     assert engine_for(options, 200).capacity_tokens == most
 
