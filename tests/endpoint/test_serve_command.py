@@ -120,7 +120,7 @@ def test_it_serves_says_where_and_stops_when_told_with_exit_code_0(config):
         (["--blocks", "0"], "from 1 to"),
         (["--blocks", "5", "--memory-gb", "1"], "not allowed with"),
         (["--policy", "fifo"], "invalid choice"),
-        (["--max-sequences", "64", "--max-tokens-per-step", "32"], "most_sequences is"),
+        (["--most-sequences", "64", "--most-tokens-per-step", "32"], "most_sequences is"),
         (["--model", "laptop-254"], "did you mean laptop-254m?"),
         (["--model", "SMALL", "--memory-gb", "0.000001"], "room for one block"),
         (["--model", "SMALL", "--memory-gb", "9e5"], "must fit beside the weights"),

@@ -19,8 +19,8 @@ from tests.endpoint.test_serve_command import start
 from tests.small_config import write_small_config
 
 WORDS = ["--dtype", "float64", "--prefill", "1", "--decode", "2", "--worker-threads", "1",
-         "--block-tokens", "16", "--blocks", "120", "--max-tokens-per-step", "64",
-         "--max-sequences", "8", "--port", "0"]  # fmt: skip
+         "--block-tokens", "16", "--blocks", "120", "--most-tokens-per-step", "64",
+         "--most-sequences", "8", "--port", "0"]  # fmt: skip
 TOKENS = 60
 
 
