@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from prefill_decode.claim import Claim, Prediction
 from prefill_decode.hardware import Hardware
@@ -32,6 +33,9 @@ TINY = ModelSpec(
 
 # What libraries, and pytest itself, write into the environment of their process for good.
 WRITTEN_BY_LIBRARIES = ("PYTEST_", "RAY_", "UCX_", "_TORCH", "TORCH", "MPL", "PYTHONBREAKPOINT")
+
+settings.register_profile("unhurried", deadline=None)  # which would assert a time of every example
+settings.load_profile("unhurried")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
