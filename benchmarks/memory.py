@@ -102,7 +102,7 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=640, help="of cache, 32 tokens each")
     parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False) or 1)
     options = parser.parse_args()
-    room = ("--max-waiting", str(options.streams), "--blocks", str(options.blocks))
+    room = ("--most-waiting", str(options.streams), "--blocks", str(options.blocks))
     served = ServedHere(options.model, options.dtype, "cpu", options.threads, room)
     try:
         readings, answers = asyncio.run(measure(served, options))

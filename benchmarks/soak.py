@@ -51,8 +51,8 @@ CONFIG = {
     "tie_word_embeddings": False,
 }
 OPTIONS = ["--dtype", "float64", "--device", "cpu", "--port", "0", "--block-tokens", "16",
-           "--blocks", "200", "--max-tokens-per-step", "128", "--max-sequences", "16",
-           "--max-waiting", "24", "--worker-threads", "1"]  # fmt: skip
+           "--blocks", "200", "--most-tokens-per-step", "128", "--most-sequences", "16",
+           "--most-waiting", "24", "--worker-threads", "1"]  # fmt: skip
 KINDS = 40  # of requests
 STOPPED_S = (0.5, 25.0)  # some of these are longer than a worker may be silent
 SETTLING_S = 180.0

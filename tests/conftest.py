@@ -1,8 +1,11 @@
 """What several tests share: the checkout, a tiny model, a record made by hand."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from prefill_decode.claim import Claim, Prediction
 from prefill_decode.hardware import Hardware
@@ -28,9 +31,31 @@ TINY = ModelSpec(
     dtype="float64",
 )
 
+# What libraries, and pytest itself, write into the environment of their process for good.
+WRITTEN_BY_LIBRARIES = ("PYTEST_", "RAY_", "UCX_", "_TORCH", "TORCH", "MPL", "PYTHONBREAKPOINT")
+
+settings.register_profile("unhurried", deadline=None)  # which would assert a time of every example
+settings.load_profile("unhurried")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--site", metavar="BUILD", help="a built book to look at: none is built")
+
+
+@pytest.fixture(autouse=True)
+def environment_stays() -> Iterator[None]:
+    """A test that leaves the environment changed decides what those after it see."""
+    before = dict(os.environ)
+    yield
+    changed = sorted(
+        name
+        for name in before.keys() | os.environ.keys()
+        if before.get(name) != os.environ.get(name) and not name.startswith(WRITTEN_BY_LIBRARIES)
+    )
+    for name in changed:  # so that the next test is not blamed for this one
+        os.environ.pop(name, None)
+        os.environ.update({name: before[name]} if name in before else {})
+    assert not changed, f"a test leaves {', '.join(changed)} of the environment changed"
 
 
 @pytest.fixture

@@ -125,3 +125,30 @@ def test_every_prediction_needs_its_measurement_and_nothing_else():
         CLAIM.judge({name: SUPPORT[name] for name in ("ratio", "prefill")})
     with pytest.raises(ValueError, match="stray"):
         CLAIM.judge({**SUPPORT, "stray": interval(1, 2)})
+
+
+def test_an_interval_that_ends_on_the_midpoint_decides_nothing():
+    prediction = Prediction("ratio", expected=1.0, rival=4.0)  # midpoint 2, exactly
+    assert prediction.judge(interval(1, 2)).outcome == "inconclusive"
+    assert prediction.judge(interval(2, 3)).outcome == "inconclusive"
+
+
+def test_stories_that_differ_twofold_are_far_enough_apart():
+    twofold = Prediction("ratio", 1.0, rival=2.0)
+    assert twofold.judge(interval(0.9, 1.1)).outcome == "supported"
+    claim = Claim("c", [Prediction("share", 1.0, rival=8.0)], [twofold])
+    measured = {"share": interval(1.0, 1.1), "ratio": interval(1.9, 2.1)}
+    assert claim.judge(measured).outcome == "void", "such a control can fail"
+
+
+def test_a_limit_that_was_measured_too_may_be_passed_by_a_twentieth():
+    share = Prediction("share", 1.0, rival=0.25, physical_limit=1.0)
+    assert share.judge(interval(1.04, 1.2)).outcome == "supported"
+    assert share.judge(interval(1.06, 1.2)).outcome == "void"
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.5, inf), (-inf, 1.5), (nan, 1.5), (0.5, nan)])
+def test_an_interval_without_one_of_its_ends_decides_nothing(low, high):
+    judged = Prediction("ratio", 1.0, rival=8.0).judge(Interval(1.0, low, high, 3))
+    assert judged.outcome == "inconclusive"
+    assert "3 samples" in judged.reason

@@ -7,6 +7,7 @@ import pytest
 
 from prefill_decode import hf_config
 from prefill_decode.hf_config import find, from_config, read
+from prefill_decode.model_spec import ModelSpec
 from tests.test_transformers_oracle import LARGE_MODELS, TINY_MODELS
 
 LLAMA = {
@@ -217,7 +218,7 @@ def test_a_value_of_the_wrong_kind_never_ends_in_anything_but_a_sentence(name):
     for key in TINY_MODELS[name]:
         for value in ["8", -1, 0, 2.5, True, [], {}, 10**5000, float("nan")]:
             found = outcome({**TINY_MODELS[name], key: value}, name)
-            assert isinstance(found, hf_config.ModelSpec) or len(found) < 500
+            assert isinstance(found, ModelSpec) or len(found) < 500
 
 
 def test_null_kv_heads_are_as_many_as_query_heads_and_absent_ones_too_where_the_family_says_so():

@@ -15,16 +15,8 @@ from prefill_decode.model_spec import (
     figures,
     figures_text,
 )
+from tests.test_hf_config import LLAMA
 from tests.test_transformers_oracle import TINY_MODELS
-
-LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 10,
-    "hidden_size": 8,
-    "intermediate_size": 12,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
 
 
 def test_a_tiny_llama_is_counted_by_hand():

@@ -46,7 +46,7 @@ class Waiting:
 
     has_work = True  # always, as one to which workers come and go
 
-    def submit(self, request_id, prompt_ids, max_output_tokens):
+    def submit(self, request_id, prompt_ids, most_output_tokens):
         self.asked.append(request_id)
 
     def wake(self):

@@ -40,7 +40,7 @@ def token_at(prompt_ids, answer, place):
 
 def told(asked, place):
     token_id = token_at(asked.prompt_ids, asked.answer, place)
-    reason = "length" if place + 1 == asked.max_output_tokens else None
+    reason = "length" if place + 1 == asked.most_output_tokens else None
     reason = "stop" if token_id in asked.stop_ids else reason
     return Token(asked.request_id, token_id, reason, None)
 

@@ -1,7 +1,6 @@
 """Real workers in processes of their own: the tokens of one engine, whatever is killed, and nothing
 left behind."""
 
-import json
 import os
 import signal
 import subprocess
@@ -21,19 +20,8 @@ from prefill_decode.engine.answering import FailedAnswer
 from prefill_decode.engine.sampling import Sampling
 from prefill_decode.engine.serving import build_serving_engine
 from tests.conftest import ROOT
+from tests.small_config import write_small_config
 
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 300,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-}
 SAMPLINGS = (Sampling(), Sampling(1.0, 0.9, seed=7))
 COMPLAINTS: list[str] = []  # of the workers that most tests share
 PROMPTS = [[(7 * i + j) % 300 for j in range(length)] for i, length in enumerate((3, 40, 130, 64))]
@@ -41,9 +29,7 @@ PROMPTS = [[(7 * i + j) % 300 for j in range(length)] for i, length in enumerate
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("small")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return str(folder)
+    return str(write_small_config(tmp_path_factory.mktemp("small"), max_position_embeddings=4096))
 
 
 def fleet(model, **facts):
@@ -169,8 +155,7 @@ def test_requests_that_are_cancelled_leave_both_sides_free(coordinator, model):
 
 
 def test_workers_that_cannot_start_say_why(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "model_type": "unheard of"}))
-    bad = fleet(str(tmp_path))
+    bad = fleet(str(write_small_config(tmp_path, model_type="unheard of")))
     with (
         pytest.raises(ValueError, match=r"do not start: (prefill|decode)-0 ended with exit code 1"),
         workers_here(bad),

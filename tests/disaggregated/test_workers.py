@@ -56,7 +56,7 @@ def workers(tmp_path):
 
 def expected(each: Request) -> list[int]:
     asked = each.asked
-    ids = alone(asked.prompt_ids, asked.max_output_tokens, asked.sampling, asked.answer)
+    ids = alone(asked.prompt_ids, asked.most_output_tokens, asked.sampling, asked.answer)
     stops = [index for index, token_id in enumerate(ids) if token_id in asked.stop_ids]
     return ids[: stops[0] + 1] if stops else ids
 

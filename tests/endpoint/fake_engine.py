@@ -44,7 +44,7 @@ class FakeEngine:
         self,
         request_id: str,
         prompt_ids: Sequence[int],
-        max_output_tokens: int,
+        most_output_tokens: int,
         sampling: Sampling | None = None,
         stop_ids: frozenset[int] = frozenset(),
         answers: int = 1,
@@ -56,12 +56,12 @@ class FakeEngine:
             raise QueueFull(f"{self.most_waiting} requests are waiting")
         sampling = sampling or Sampling()
         self.submitted.append(
-            (request_id, list(prompt_ids), max_output_tokens, sampling, stop_ids, answers)
+            (request_id, list(prompt_ids), most_output_tokens, sampling, stop_ids, answers)
         )
         self._stop_ids[request_id] = stop_ids
         self._logprobs[request_id] = sampling.top_logprobs
         for answer in range(answers):
-            self._left[request_id, answer] = (0, max_output_tokens)
+            self._left[request_id, answer] = (0, most_output_tokens)
 
     def cancel(self, request_id: str, answer: int | None = None) -> None:
         self.threads.add(threading.get_ident())

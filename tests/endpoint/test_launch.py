@@ -17,15 +17,12 @@ import pytest
 from prefill_decode.endpoint import launch
 from prefill_decode.endpoint.launch import ServedHere, found_engines, serving_pids
 from tests.endpoint.conftest import wait_until
-from tests.endpoint.test_serve_command import CONFIG
+from tests.small_config import write_small_config
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / "small"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return folder
+    return write_small_config(tmp_path_factory.mktemp("models") / "small")
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,13 @@
 """`prefill-decode serve` as a user types it, mistakes included."""
 
 import asyncio
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 from dataclasses import replace
+from unittest import mock
 
 import httpx
 import pytest
@@ -31,27 +31,19 @@ from prefill_decode.measure import describe_machine
 from prefill_decode.scheduling import SchedulerSettings
 from tests.conftest import ROOT
 from tests.endpoint.raw_http import connect, read_all, request
+from tests.small_config import CONFIG, write_small_config
 
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 300,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-}
+
+@pytest.fixture
+def own_environment():
+    """For `serve` in this process: it tells OpenMP's threads how long to spin."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture
 def config(tmp_path):
-    folder = tmp_path / "small"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return folder
+    return write_small_config(tmp_path / "small")
 
 
 def start(*words, **environment):
@@ -128,7 +120,7 @@ def test_it_serves_says_where_and_stops_when_told_with_exit_code_0(config):
         (["--blocks", "0"], "from 1 to"),
         (["--blocks", "5", "--memory-gb", "1"], "not allowed with"),
         (["--policy", "fifo"], "invalid choice"),
-        (["--max-sequences", "64", "--max-tokens-per-step", "32"], "most_sequences is"),
+        (["--most-sequences", "64", "--most-tokens-per-step", "32"], "most_sequences is"),
         (["--model", "laptop-254"], "did you mean laptop-254m?"),
         (["--model", "SMALL", "--memory-gb", "0.000001"], "room for one block"),
         (["--model", "SMALL", "--memory-gb", "9e5"], "must fit beside the weights"),
@@ -177,6 +169,7 @@ def test_it_serves_says_where_and_stops_when_told_with_exit_code_0(config):
         (["--prefill", "1", "--decode", "1", "--policy", "static"], "run with --policy chunked"),
     ],
 )
+@pytest.mark.usefixtures("own_environment")
 def test_a_mistake_is_one_sentence_and_exit_code_2(words, message, config, capsys):
     words = [str(config) if word == "SMALL" else word for word in words]
     port = [] if "--port" in words else ["--port", "0"]
@@ -214,8 +207,7 @@ def test_a_folder_whose_weights_are_no_safetensors_is_refused_and_not_made_up(co
 
 @pytest.mark.parametrize(("own", "most"), [(512, 512), (10**6, 16_384), (None, 16_384)])
 def test_a_sequence_is_no_longer_than_its_config_has_it(config, own, most):
-    written = {**CONFIG, "max_position_embeddings": own}
-    (config / "config.json").write_text(json.dumps(written))
+    write_small_config(config, max_position_embeddings=own)
     options = ServeOptions(model=str(config), block_tokens=128)
     assert engine_for(options, 200).capacity_tokens == most
 
@@ -235,6 +227,7 @@ def test_the_cache_takes_what_memory_it_is_given(config):
     assert not engine.scheduler.pool.reuse
 
 
+@pytest.mark.usefixtures("own_environment")
 def test_a_server_whose_first_line_nobody_reads_serves_all_the_same(monkeypatch):
     def start_and_say(options, say, complain, engine_of):
         say("ready")
@@ -248,6 +241,7 @@ def test_a_server_whose_first_line_nobody_reads_serves_all_the_same(monkeypatch)
         assert serving.serve(make_parser().parse_args(["serve"])) == 0  # no BrokenPipeError
 
 
+@pytest.mark.usefixtures("own_environment")
 def test_a_port_that_is_taken_is_said_before_anything_is_loaded(capsys):
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]

@@ -1,7 +1,6 @@
 """`prefill-decode serve --prefill 1 --decode 2` as a user types it: the answers of one engine, with
 workers killed and stopped under it."""
 
-import json
 import os
 import signal
 import threading
@@ -16,19 +15,18 @@ from prefill_decode.endpoint.tokenizer import ByteTokenizer
 from prefill_decode.engine.sampling import Sampling
 from prefill_decode.engine.serving import build_serving_engine
 from tests.endpoint.conftest import wait_until
-from tests.endpoint.test_serve_command import CONFIG, start
+from tests.endpoint.test_serve_command import start
+from tests.small_config import write_small_config
 
 WORDS = ["--dtype", "float64", "--prefill", "1", "--decode", "2", "--worker-threads", "1",
-         "--block-tokens", "16", "--blocks", "120", "--max-tokens-per-step", "64",
-         "--max-sequences", "8", "--port", "0"]  # fmt: skip
+         "--block-tokens", "16", "--blocks", "120", "--most-tokens-per-step", "64",
+         "--most-sequences", "8", "--port", "0"]  # fmt: skip
 TOKENS = 60
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / "small"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    folder = write_small_config(tmp_path_factory.mktemp("models") / "small")
     process = start("--model", str(folder), *WORDS)
     line = process.stdout.readline()
     assert "120 blocks of 16 tokens, in each of 3 workers" in line, process.stderr.read()

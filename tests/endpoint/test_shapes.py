@@ -1,6 +1,5 @@
 """ShapeRunner against the stub, whose times are known, and against our own server."""
 
-import json
 import threading
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ from prefill_decode.endpoint.shapes import (
 )
 from prefill_decode.measure import interleave
 from prefill_decode.step import Chunk
-from tests.endpoint.test_serve_command import CONFIG
+from tests.small_config import write_small_config
 from tests.streams import read_stream
 
 
@@ -189,7 +188,7 @@ def test_closing_twice_does_nothing_and_ends_the_client(runner):
 
 
 def test_our_own_server_answers_every_measurement_with_prompts_of_exact_length(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    write_small_config(tmp_path)
     served = ServedHere(str(tmp_path), "float32", "cpu", 1, ("--blocks", "80"))
     try:  # a tiny model is so fast that streams need many tokens to meet
         runner = ShapeRunner({"ours": served.url}, (8, 64), output_tokens=200)

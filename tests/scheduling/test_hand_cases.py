@@ -315,8 +315,9 @@ class CountingPool(BlockPool):
 
 
 def test_a_block_is_offered_once_by_each_who_filled_it():
-    watched = Watched(SchedulerSettings("chunked", 5, 4), 64, 2)
-    pool = watched.scheduler.pool = watched.pool = CountingPool(64, 2)
+    settings, pool = SchedulerSettings("chunked", 5, 4), CountingPool(64, 2)
+    watched = Watched(settings, 64, 2)
+    watched.pool, watched.scheduler = pool, Scheduler(pool, settings)
     watched.add([1, 2, 3, 4, 5, 1, 2, 3], [5, 5])
     watched.drain()
     assert pool.num_offered == 4 + 2 * 2  # the prompt's, then those of two answers
@@ -391,7 +392,7 @@ def test_a_token_that_ends_its_answer_starts_nothing(most, token_id):
         scheduler.start(reserved, token_id)
     assert scheduler.reserved == [reserved]
     scheduler.cancel(reserved)
-    assert (scheduler.pool.num_free, scheduler._places) == (4, 0)
+    assert (scheduler.pool.num_free, scheduler.roster.places) == (4, 0)
 
 
 def test_a_sequence_that_has_ended_may_hold_its_blocks_until_they_are_released():

@@ -158,7 +158,7 @@ class Watched:
         """A request that is read elsewhere; None if there is no room."""
         sequence = self._sequence(prompt, most, stop_ids, known, hold)
         ids = self.ids[sequence]
-        free, places = self.pool.num_free, self.scheduler._places
+        free, places = self.pool.num_free, self.scheduler.roster.places
         no_blocks = -(-len(ids) // self.pool.block_tokens) > free or bool(self.scheduler.waiting)
         try:
             self.scheduler.reserve(sequence)
@@ -253,8 +253,8 @@ class Watched:
         live = set(self.live)
         in_order = [sequence for sequence in self.order if sequence in live]
         assert self.live == in_order, "somebody overtook, or stands in line twice"
-        assert scheduler._places == sum(1 + len(s.forks) for s in running) + len(self.reserved)
-        assert scheduler._places <= self.settings.most_sequences
+        places = sum(1 + len(s.forks) for s in running) + len(self.reserved)
+        assert scheduler.roster.places == places <= self.settings.most_sequences
         assert scheduler.has_work == bool(self.live)
         assert scheduler.num_preemptions == self.num_preempted
         assert scheduler.num_reused_tokens == self.num_reused

@@ -53,9 +53,9 @@ def serve(options: argparse.Namespace) -> int:
             num_blocks=options.blocks,
             block_tokens=options.block_tokens,
             policy=options.policy,
-            most_tokens_per_step=options.max_tokens_per_step,
-            most_sequences=options.max_sequences,
-            most_waiting=options.max_waiting,
+            most_tokens_per_step=options.most_tokens_per_step,
+            most_sequences=options.most_sequences,
+            most_waiting=options.most_waiting,
             reuse=not options.no_prefix_reuse,
             api_key=_api_key(options),
             grace_s=options.grace,
@@ -206,17 +206,17 @@ def _add_schedule(added: argparse.ArgumentParser) -> None:
         "--block-tokens", type=values.positive_count, default=32, metavar="N", help="(32)"
     )
     added.add_argument(
-        "--max-tokens-per-step", type=values.positive_count, default=512, metavar="N", help="(512)"
+        "--most-tokens-per-step", type=values.positive_count, default=512, metavar="N", help="(512)"
     )
     added.add_argument(
-        "--max-sequences",
+        "--most-sequences",
         type=values.positive_count,
         default=64,
         metavar="N",
         help="that run at a time (64)",
     )
     added.add_argument(
-        "--max-waiting",
+        "--most-waiting",
         type=values.count,
         default=512,
         metavar="N",

@@ -79,7 +79,7 @@ class Coordination:
         self,
         request_id: str,
         prompt_ids: Sequence[int],
-        max_output_tokens: int,
+        most_output_tokens: int,
         sampling: Sampling,
         stop_ids: frozenset[int],
         answers: int,
@@ -94,7 +94,7 @@ class Coordination:
         waiting = len(self._waiting)
         if self.most_waiting is not None and waiting >= self.most_waiting:
             raise QueueFull(f"{waiting} answers wait, and no more than {self.most_waiting} may")
-        request = Request(request_id, tuple(prompt_ids), max_output_tokens, sampling, stop_ids)
+        request = Request(request_id, tuple(prompt_ids), most_output_tokens, sampling, stop_ids)
         self.requests[request_id] = request
         self._tally.prompt_tokens += len(prompt_ids)
         for answer in range(answers):

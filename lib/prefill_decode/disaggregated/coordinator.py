@@ -82,17 +82,17 @@ class Coordinator:
         self,
         request_id: str,
         prompt_ids: Sequence[int],
-        max_output_tokens: int,
+        most_output_tokens: int,
         sampling: Sampling | None = None,
         stop_ids: frozenset[int] = frozenset(),
         answers: int = 1,
     ) -> None:
         """As an engine's; of the answers to one prompt the first is read, and then the others."""
-        check_asked(prompt_ids, max_output_tokens, answers, self.vocab_size, self.capacity_tokens)
+        check_asked(prompt_ids, most_output_tokens, answers, self.vocab_size, self.capacity_tokens)
         self._coordination.submit(
             request_id,
             prompt_ids,
-            max_output_tokens,
+            most_output_tokens,
             sampling or Sampling(),
             stop_ids,
             answers,

@@ -140,7 +140,7 @@ class DecodeWorker:
             blocks = self.engine.reserve(
                 job.job_id,
                 asked.prompt_ids,
-                asked.max_output_tokens,
+                asked.most_output_tokens,
                 asked.sampling,
                 asked.stop_ids,
                 known_ids=asked.known_ids,

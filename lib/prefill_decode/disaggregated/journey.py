@@ -32,7 +32,7 @@ class Request:
 
     request_id: str
     prompt_ids: tuple[int, ...]
-    max_output_tokens: int
+    most_output_tokens: int
     sampling: Sampling
     stop_ids: frozenset[int]
     journeys: dict[int, "Journey"] = field(default_factory=dict)  # of answers that have not ended
@@ -74,7 +74,7 @@ class Journey:
     def hands_over(self) -> bool:
         """Whether another token may come after the one that this try's prefill samples."""
         known = len(self.known_ids) if self.prefill is None else self.num_known
-        return known + 1 < self.request.max_output_tokens
+        return known + 1 < self.request.most_output_tokens
 
     @property
     def token_id(self) -> int:
@@ -87,7 +87,7 @@ class Journey:
         return Asked(
             self.try_id,
             request.prompt_ids,
-            request.max_output_tokens,
+            request.most_output_tokens,
             request.sampling,
             request.stop_ids,
             self.answer,

@@ -34,7 +34,7 @@ class Asked:
 
     request_id: str  # the same on all sides, and for good
     prompt_ids: tuple[int, ...]
-    max_output_tokens: int  # in all, known ones among them
+    most_output_tokens: int  # in all, known ones among them
     sampling: Sampling
     stop_ids: frozenset[int] = frozenset()
     answer: int = 0

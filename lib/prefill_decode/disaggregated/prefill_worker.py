@@ -107,8 +107,8 @@ class PrefillWorker:
     def _begin(self, message: Prefill) -> None:
         asked, transfer_id = message.asked, message.transfer_id
         known = len(asked.known_ids)
-        if known >= asked.max_output_tokens:
-            reason = f"{known} tokens are known, of an answer of {asked.max_output_tokens}"
+        if known >= asked.most_output_tokens:
+            reason = f"{known} tokens are known, of an answer of {asked.most_output_tokens}"
             self._say(Failed(asked.request_id, reason, again=False))
             return
         try:
@@ -127,7 +127,7 @@ class PrefillWorker:
             self._say(Failed(asked.request_id, str(error), again))
             return
         due_s = time.monotonic() + message.deadline_s
-        hands_over = known + 1 < asked.max_output_tokens
+        hands_over = known + 1 < asked.most_output_tokens
         self._jobs[transfer_id] = _Job(asked.request_id, transfer_id, due_s, hands_over)
 
     def _on_scheduled(self, completing: list[str]) -> None:

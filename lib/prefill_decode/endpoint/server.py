@@ -266,7 +266,7 @@ def _work(served: Served, asked: GenerationRequest, prompts: list[list[int]]) ->
         Submission(
             request_id=f"{reply_id}-{index}",
             prompt_ids=prompt,
-            max_output_tokens=_most_tokens(served, asked, prompt),
+            most_output_tokens=_most_tokens(served, asked, prompt),
             sampling=_sampling(served, asked),
             stop_ids=frozenset() if asked.ignore_eos else served.tokenizer.stop_ids,
             answers=num_answers,

@@ -36,7 +36,7 @@ class Submission:
 
     request_id: str
     prompt_ids: Sequence[int]
-    max_output_tokens: int
+    most_output_tokens: int
     sampling: Sampling
     stop_ids: frozenset[int]
     answers: int
@@ -307,7 +307,7 @@ class Service:
             self.engine.submit(
                 submission.request_id,
                 submission.prompt_ids,
-                submission.max_output_tokens,
+                submission.most_output_tokens,
                 submission.sampling,
                 submission.stop_ids,
                 submission.answers,

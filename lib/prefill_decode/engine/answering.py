@@ -65,7 +65,7 @@ class ServingState:
 
 def check_asked(
     prompt_ids: Sequence[int],
-    max_output_tokens: int,
+    most_output_tokens: int,
     answers: int,
     vocab_size: int,
     capacity_tokens: int,
@@ -73,16 +73,16 @@ def check_asked(
     """ValueError for a request that can never be answered."""
     if not len(prompt_ids):
         raise ValueError("a request has a prompt of at least one token; got none")
-    if max_output_tokens < 1 or answers < 1:
+    if most_output_tokens < 1 or answers < 1:
         raise ValueError(
             "a request asks for at least one token of at least one answer; got "
-            f"max_output_tokens={max_output_tokens} and answers={answers}"
+            f"most_output_tokens={most_output_tokens} and answers={answers}"
         )
     check_ids(prompt_ids, vocab_size)
-    if len(prompt_ids) + max_output_tokens - 1 > capacity_tokens:
+    if len(prompt_ids) + most_output_tokens - 1 > capacity_tokens:
         raise ValueError(
             f"a sequence may have {capacity_tokens} tokens in the cache; got a prompt of "
-            f"{len(prompt_ids)} and {max_output_tokens} output tokens"
+            f"{len(prompt_ids)} and {most_output_tokens} output tokens"
         )
 
 
@@ -106,7 +106,7 @@ class Answering(Protocol):
         self,
         request_id: str,
         prompt_ids: Sequence[int],
-        max_output_tokens: int,
+        most_output_tokens: int,
         sampling: Sampling | None = None,
         stop_ids: frozenset[int] = frozenset(),
         answers: int = 1,

@@ -182,7 +182,7 @@ class ContentionRunner:
         return serving
 
     def _submit(self, serving: ServingEngine, arrival: Arrival) -> None:
-        serving.submit(PROMPT, self._ids(arrival), max_output_tokens=1)
+        serving.submit(PROMPT, self._ids(arrival), most_output_tokens=1)
 
     def _ids(self, arrival: Arrival | None) -> Sequence[int]:
         return self.token_ids[: arrival.prompt_tokens if arrival else self.context_tokens]

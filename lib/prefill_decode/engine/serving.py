@@ -73,7 +73,7 @@ class ServingEngine:
         self,
         request_id: str,
         prompt_ids: Sequence[int],
-        max_output_tokens: int,
+        most_output_tokens: int,
         sampling: Sampling | None = None,
         stop_ids: frozenset[int] = frozenset(),
         answers: int = 1,
@@ -84,20 +84,20 @@ class ServingEngine:
     ) -> None:
         """Let a request wait for its turn.
 
-        `known_ids`: tokens of its one answer that were sampled before, of `max_output_tokens` in
+        `known_ids`: tokens of its one answer that were sampled before, of `most_output_tokens` in
         all. `first_answer`: where the answers are not counted from 0. `hold`: the blocks of its one
         answer stay held at the end, until `release_held`.
 
         ValueError, with nothing changed, for an id in use, token ids outside the vocabulary or a
         prompt and answer that the cache cannot hold; QueueFull when too many wait."""
-        self._check(request_id, prompt_ids, max_output_tokens, answers, known_ids)
+        self._check(request_id, prompt_ids, most_output_tokens, answers, known_ids)
         if answers > 1 and (known_ids or hold):
             raise ValueError(
                 "one answer has known tokens of its own and holds blocks of its own; got "
                 f"{answers} answers: submit them one by one"
             )
         family = [
-            _sequence(request_id, prompt_ids, known_ids, max_output_tokens, stop_ids)
+            _sequence(request_id, prompt_ids, known_ids, most_output_tokens, stop_ids)
             for _ in range(answers)
         ]
         family[0].forks = family[1:]
@@ -127,7 +127,7 @@ class ServingEngine:
         self,
         request_id: str,
         prompt_ids: Sequence[int],
-        max_output_tokens: int,
+        most_output_tokens: int,
         sampling: Sampling | None = None,
         stop_ids: frozenset[int] = frozenset(),
         *,
@@ -139,8 +139,8 @@ class ServingEngine:
 
         ValueError for what could never run; OutOfBlocks or QueueFull, with nothing changed, where
         there is no room now."""
-        self._check(request_id, prompt_ids, max_output_tokens, 1, known_ids)
-        sequence = _sequence(request_id, prompt_ids, known_ids, max_output_tokens, stop_ids)
+        self._check(request_id, prompt_ids, most_output_tokens, 1, known_ids)
+        sequence = _sequence(request_id, prompt_ids, known_ids, most_output_tokens, stop_ids)
         self.scheduler.reserve(sequence)
         self._remember(request_id, [sequence], sampling or Sampling(), first_answer)
         self._reserved[request_id] = sequence
@@ -160,7 +160,7 @@ class ServingEngine:
         self,
         request_id: str,
         prompt_ids: Sequence[int],
-        max_output_tokens: int,
+        most_output_tokens: int,
         cached_tokens: int,
         sampling: Sampling | None = None,
         stop_ids: frozenset[int] = frozenset(),
@@ -169,8 +169,8 @@ class ServingEngine:
 
         Returns its blocks, for the caller to fill. ValueError, OutOfBlocks or QueueFull as the
         scheduler says."""
-        self._check(request_id, prompt_ids, max_output_tokens, 1)
-        sequence = _sequence(request_id, prompt_ids, (), max_output_tokens, stop_ids)
+        self._check(request_id, prompt_ids, most_output_tokens, 1)
+        sequence = _sequence(request_id, prompt_ids, (), most_output_tokens, stop_ids)
         self.scheduler.accept(sequence, cached_tokens)
         self._remember(request_id, [sequence], sampling or Sampling())
         return list(sequence.blocks)
@@ -311,7 +311,7 @@ class ServingEngine:
         self,
         request_id: str,
         prompt_ids: Sequence[int],
-        max_output_tokens: int,
+        most_output_tokens: int,
         answers: int,
         known_ids: Sequence[int] = (),
     ) -> None:
@@ -319,7 +319,7 @@ class ServingEngine:
             raise ValueError(f"every request has an id of its own; {request_id!r} is in use")
         vocab_size = self.engine.model.vocab_size
         most = self.engine.capacity_tokens
-        check_asked(prompt_ids, max_output_tokens, answers, vocab_size, most)
+        check_asked(prompt_ids, most_output_tokens, answers, vocab_size, most)
         check_ids(known_ids, vocab_size)
 
 
@@ -327,13 +327,13 @@ def _sequence(
     name: str,
     prompt_ids: Sequence[int],
     known_ids: Sequence[int],
-    max_output_tokens: int,
+    most_output_tokens: int,
     stop_ids: frozenset[int],
 ) -> SequenceState:
     return SequenceState(
         sequence_id=name,
         prompt_tokens=len(prompt_ids),
-        most_output_tokens=max_output_tokens,
+        most_output_tokens=most_output_tokens,
         token_ids=[*prompt_ids, *known_ids],
         stop_ids=stop_ids,
         output_tokens=len(known_ids),

@@ -12,6 +12,7 @@ Ignores: forks and token ids: for sequences of which lengths are known, and perh
          of blocks.
 """
 
+from bisect import bisect_right
 from heapq import heappop, heappush
 
 from prefill_decode.scheduling.kv_blocks import BlockPool
@@ -84,6 +85,20 @@ class Decoders:
     def turns_to_fill(self) -> int | None:
         """Until the next block with known contents is full; None if there is none."""
         return self._fills[0][0] - self.turn if self._fills else None
+
+    def turns_alike(self, most: int, until_fill: bool) -> int:
+        """Until a sequence ends or blocks run out; with `until_fill` also until a block with known
+        contents is full, in which one that waits may find its first tokens."""
+        turns = min(most, self.turns_to_end())
+        fill = self.turns_to_fill() if until_fill else None
+        if fill is not None:
+            turns = min(turns, fill)
+        free = self.pool.num_free
+        at_most = (turns // self.pool.block_tokens + 1) * self.count
+        if at_most > free and self.blocks_until(self.turn + turns) > free:
+            coming = range(self.turn + 1, self.turn + turns + 1)
+            turns = bisect_right(coming, free, key=self.blocks_until)
+        return turns
 
     def keeps_contents(self, turns: int) -> bool:
         """Whether so many turns publish no block and take none whose contents are remembered."""

@@ -33,13 +33,13 @@ Source:  Yu et al., "Orca" (2022), for scheduling step by step; Agrawal et al., 
          recomputation.
 """
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 
 from prefill_decode.scheduling.checks import check_cached, check_sequence
 from prefill_decode.scheduling.decoding import Decoders
 from prefill_decode.scheduling.kv_blocks import BlockPool, OutOfBlocks
+from prefill_decode.scheduling.roster import Roster
 from prefill_decode.scheduling.scheduled import ScheduledRun, ScheduledStep
 from prefill_decode.scheduling.sequence import SequenceState
 from prefill_decode.scheduling.settings import QueueFull, SchedulerSettings
@@ -55,30 +55,49 @@ class Scheduler:
     def __init__(self, pool: BlockPool, settings: SchedulerSettings | None = None) -> None:
         self.pool = pool
         self.settings = settings or SchedulerSettings()
-        self.waiting: deque[SequenceState] = deque()
-        self.running: list[SequenceState] = []  # in the order of arrival, as those that wait
-        self.reserved: list[SequenceState] = []  # with blocks that are filled from elsewhere
-        self.held: list[SequenceState] = []  # ended, with blocks that are read from elsewhere
-        self.num_preemptions = 0
-        self.num_reused_tokens = 0
-        self._places = 0  # taken by running and reserved sequences and by forks that will be
-        self._batch_open, self._batch_places = True, 0  # of the static policy
-        self._admitted = 0
+        self.roster = Roster(pool, self.settings)
+        self._batch_open = True  # of the static policy
         self._no_prompts = ScheduledStep()  # of all runs in which nobody waits or reads
         self._decoders: Decoders | None = None  # those that decode, while runs are asked for
         self._under_way: list[SequenceState] = []  # then: the others that run, in their order
 
     @property
+    def waiting(self) -> deque[SequenceState]:
+        return self.roster.waiting
+
+    @property
+    def running(self) -> list[SequenceState]:
+        return self.roster.running
+
+    @property
+    def reserved(self) -> list[SequenceState]:
+        """With blocks that are filled from elsewhere."""
+        return self.roster.reserved
+
+    @property
+    def held(self) -> list[SequenceState]:
+        """Ended, with blocks that are read from elsewhere."""
+        return self.roster.held
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.roster.num_preemptions
+
+    @property
+    def num_reused_tokens(self) -> int:
+        return self.roster.num_reused_tokens
+
+    @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self.roster.waiting or self.roster.running)
 
     def add(self, sequence: SequenceState) -> None:
         """Let a sequence wait. ValueError if it could never run, QueueFull if too many wait."""
         check_sequence(sequence, self.pool, self.settings)
-        limit = self.settings.most_waiting
-        if limit is not None and len(self.waiting) >= limit:
-            raise QueueFull(f"{len(self.waiting)} sequences wait, and no more than {limit} may")
-        self.waiting.append(sequence)
+        waiting, limit = len(self.roster.waiting), self.settings.most_waiting
+        if limit is not None and waiting >= limit:
+            raise QueueFull(f"{waiting} sequences wait, and no more than {limit} may")
+        self.roster.waiting.append(sequence)
 
     def accept(self, sequence: SequenceState, cached_tokens: int) -> None:
         """Run a sequence from the next step on whose first tokens were computed elsewhere.
@@ -86,8 +105,8 @@ class Scheduler:
         The caller fills its blocks. ValueError if it could never run or is to run nothing;
         OutOfBlocks or QueueFull, with nothing changed, if there is no room for it now."""
         check_cached(sequence, cached_tokens, self.settings)
-        self._give_blocks(sequence, cached_tokens)
-        self._append(sequence)
+        self.roster.give_blocks(sequence, cached_tokens)
+        self.roster.append(sequence)
         if self._decoders is not None:
             self._sort_in(self._decoders, sequence)
 
@@ -98,16 +117,16 @@ class Scheduler:
         ValueError if it could never run; OutOfBlocks or QueueFull, with nothing changed, if there
         is no room for it now. Those that wait come first."""
         assert not sequence.forks, "answers whose prompt is read elsewhere have blocks of their own"
-        if self.waiting:
+        if self.roster.waiting:
             check_sequence(sequence, self.pool, self.settings)
-            raise OutOfBlocks(f"{len(self.waiting)} sequences wait for blocks")
-        self._give_blocks(sequence, sequence.known_tokens)
-        self.reserved.append(sequence)
+            raise OutOfBlocks(f"{len(self.roster.waiting)} sequences wait for blocks")
+        self.roster.give_blocks(sequence, sequence.known_tokens)
+        self.roster.reserved.append(sequence)
 
     def start(self, sequence: SequenceState, token_id: int | None = None) -> None:
         """Run a reserved sequence from the next step on: its blocks are filled, and this token
         follows those that it knows. ValueError for a token that ends its answer."""
-        assert sequence in self.reserved, "only a reserved sequence is started"
+        assert sequence in self.roster.reserved, "only a reserved sequence is started"
         if token_id in sequence.stop_ids or sequence.known_tokens >= sequence.most_cached_tokens:
             raise ValueError(
                 "an answer that ends with a token has nothing to run after it; got token "
@@ -115,59 +134,34 @@ class Scheduler:
                 f"{sequence.most_output_tokens}"
             )
         sequence.append(token_id)
-        self.reserved.remove(sequence)
-        self._append(sequence)
-        self._publish(sequence)
+        self.roster.reserved.remove(sequence)
+        self.roster.append(sequence)
+        self.roster.publish(sequence)
         if self._decoders is not None:
             self._sort_in(self._decoders, sequence)
 
     def release(self, sequence: SequenceState) -> None:
         """Take back the blocks that a sequence holds beyond its end."""
-        self.held.remove(sequence)
-        self._give_back(sequence)
-
-    def _give_blocks(self, sequence: SequenceState, cached_tokens: int) -> None:
-        check_sequence(sequence, self.pool, self.settings)
-        if self._places + 1 + len(sequence.forks) > self.settings.most_sequences:
-            raise QueueFull(f"{self._places} sequences run, as many as may")
-        sequence.blocks = self.pool.allocate(self.pool.blocks_for(sequence.known_tokens))
-        sequence.cached_tokens = cached_tokens
-        self._places += 1 + len(sequence.forks)
+        self.roster.release(sequence)
 
     def cancel(self, sequence: SequenceState) -> None:
         """Forget a sequence, whatever it does; its blocks return at once. Unknown ones are fine.
 
         The forks of a prompt that is cancelled before they were made go on in its place."""
         self.settle()
-        for family in [*self.waiting, *self.running]:
-            if sequence in family.forks:
-                family.forks.remove(sequence)
-                self._places -= family in self.running
-                return
-        if sequence.forks and (sequence in self.waiting or sequence in self.running):
-            self._replace(sequence, sequence.forks.pop(0))
-        elif sequence in self.waiting:
-            self.waiting.remove(sequence)
-        elif sequence in self.running:
-            self._end([sequence])
-        elif sequence in self.reserved:
-            self.reserved.remove(sequence)
-            self._places -= 1
-            self._give_back(sequence)
-        elif sequence in self.held:
-            self.release(sequence)
+        self.roster.strike(sequence)
 
     def next_step(self) -> ScheduledStep | None:
         """What runs next. None when nothing waits or runs, or when the blocks that are needed are
         reserved or held."""
         self.settle()
         step = ScheduledStep()
-        if not self.running:
-            self._batch_open, self._batch_places = True, 0
+        if not self.roster.running:
+            self._batch_open, self.roster.batch_places = True, 0
         if self.settings.decodes_first:
             self._add_decodes(step)
             decoding = {id(sequence) for sequence, _ in step.chunks}
-            under_way = [sequence for sequence in self.running if id(sequence) not in decoding]
+            under_way = [one for one in self.roster.running if id(one) not in decoding]
             self._add_prompts(step, under_way, len(decoding))
         else:
             self._add_prompts(step, (), 0)
@@ -190,9 +184,9 @@ class Scheduler:
         ended, with their reason."""
         for sequence, chunk in step.chunks:
             sequence.cached_tokens += chunk.new_tokens
-            self._publish(sequence)
+            self.roster.publish(sequence)
             if chunk.samples_token and sequence.forks:
-                self._start_forks(sequence)
+                self.roster.start_forks(sequence)
         for index, (_, sequence) in enumerate(step.samples):
             token_id = None if token_ids is None else token_ids[index]
             if token_ids is not None and token_id is None:
@@ -204,18 +198,18 @@ class Scheduler:
             elif sequence.output_tokens >= sequence.most_output_tokens:
                 sequence.finish_reason = "length"
         ended = [sequence for _, sequence in step.samples if sequence.finish_reason]
-        self.held += [sequence for sequence in ended if sequence.hold]
-        self._end(ended)
+        self.roster.held += [sequence for sequence in ended if sequence.hold]
+        self.roster.end(ended)
         return ended
 
     def next_run(self, most_steps: int) -> ScheduledRun | None:
         """What runs next, for as many steps, up to `most_steps`, as it stays the same; None as in
         `next_step`. Of sequences without forks whose token ids are not known."""
         decoders = self._decoders or self._gathered()
-        if not self.running:
-            self._batch_open, self._batch_places = True, 0
+        if not self.roster.running:
+            self._batch_open, self.roster.batch_places = True, 0
         decodes, first = decoders.count, self.settings.decodes_first
-        if decodes and not self.waiting and not self._under_way:
+        if decodes and not self.roster.waiting and not self._under_way:
             return self._run_of_decodes(decoders, most_steps)
         step = ScheduledStep()
         if decodes and first:
@@ -237,13 +231,13 @@ class Scheduler:
             step.note_samples()
             steps = 1
         else:
-            steps = self._steps_alike(decoders, most_steps)
+            steps = decoders.turns_alike(most_steps, bool(self.roster.waiting))
         return ScheduledRun(step, steps, decodes, decoders.context_tokens if decodes else 0)
 
     def _run_of_decodes(self, decoders: Decoders, most_steps: int) -> ScheduledRun | None:
         """No prompt waits or is under way, so nobody asks for blocks before the run is over: those
         of its first turn are taken with the others."""
-        steps = self._steps_alike(decoders, most_steps)
+        steps = decoders.turns_alike(most_steps, bool(self.roster.waiting))
         if not steps:
             return self._run_of_one_step()
         if not self.settings.decodes_first:
@@ -280,12 +274,12 @@ class Scheduler:
         for sequence in ended:
             sequence.finish_reason = "length"
             if sequence.hold:
-                self.held.append(sequence)
-        self._end(ended)
+                self.roster.held.append(sequence)
+        self.roster.end(ended)
         return ended
 
     def _check_idle(self) -> None:
-        outside = self.reserved or self.held
+        outside = self.roster.reserved or self.roster.held
         assert outside or not self.has_work, "sequences wait or run and none of them can"
 
     def settle(self) -> None:
@@ -298,7 +292,7 @@ class Scheduler:
     def _gathered(self) -> Decoders:
         if self._decoders is None:
             self._decoders = Decoders(self.pool)
-            for sequence in self.running:
+            for sequence in self.roster.running:
                 self._sort_in(self._decoders, sequence)
         return self._decoders
 
@@ -314,25 +308,12 @@ class Scheduler:
         step = self.next_step()
         return None if step is None else ScheduledRun(step, by_sequence=True)
 
-    def _steps_alike(self, decoders: Decoders, most_steps: int) -> int:
-        """Until a sequence ends, blocks run out or one that waits may find its first tokens."""
-        steps = min(most_steps, decoders.turns_to_end())
-        fill = decoders.turns_to_fill() if self.waiting else None
-        if fill is not None:
-            steps = min(steps, fill)
-        free = self.pool.num_free
-        at_most = (steps // self.pool.block_tokens + 1) * decoders.count
-        if at_most > free and decoders.blocks_until(decoders.turn + steps) > free:
-            turns = range(decoders.turn + 1, decoders.turn + steps + 1)
-            steps = bisect_right(turns, free, key=decoders.blocks_until)
-        return steps
-
     def _complete_prompts(self, decoders: Decoders, step: ScheduledStep) -> list[SequenceState]:
         ended = []
         known = {id(sequence) for sequence in self._under_way}
         for sequence, chunk in step.chunks:
             sequence.cached_tokens += chunk.new_tokens
-            self._publish(sequence)
+            self.roster.publish(sequence)
             if chunk.samples_token:
                 sequence.output_tokens += 1
             if sequence.output_tokens >= sequence.most_output_tokens:
@@ -349,42 +330,11 @@ class Scheduler:
 
     def _add_decodes(self, step: ScheduledStep) -> None:
         index = 0
-        while index < len(self.running):  # the list shrinks from its end
-            sequence = self.running[index]
-            if sequence.tokens_to_run == 1 and self._make_room(sequence, step):
+        while index < len(self.roster.running):  # the list shrinks from its end
+            sequence = self.roster.running[index]
+            if sequence.tokens_to_run == 1 and self.roster.make_room(sequence, step):
                 step.chunks.append((sequence, Chunk(1, sequence.cached_tokens)))
             index += 1
-
-    def _make_room(self, sequence: SequenceState, step: ScheduledStep) -> bool:
-        """Give a decode the block that it writes to. False if it had to give up its own."""
-        index, inside = divmod(sequence.cached_tokens, self.pool.block_tokens)
-        shared = inside > 0 and self.pool.references[sequence.blocks[index]] > 1
-        if index < len(sequence.blocks) and not shared:
-            return True
-        while self.pool.num_free == 0:
-            last = self.running[-1]
-            self._preempt(last, step)
-            if last is sequence:
-                return False
-            if shared and self.pool.references[sequence.blocks[index]] == 1:
-                return True  # the last one that shared it has gone
-        (block,) = self.pool.allocate(1)
-        if shared:
-            step.copies.append((sequence.blocks[index], block))
-            self.pool.release([sequence.blocks[index]])
-            sequence.blocks[index] = block
-        else:
-            sequence.blocks.append(block)
-        return True
-
-    def _preempt(self, sequence: SequenceState, step: ScheduledStep) -> None:
-        self.running.remove(sequence)
-        self._places -= 1 + len(sequence.forks)
-        self._give_back(sequence)
-        sequence.preemptions += 1
-        self.num_preemptions += 1
-        self.waiting.appendleft(sequence)
-        step.preempted.append(sequence)
 
     def _add_prompts(
         self, step: ScheduledStep, under_way: Iterable[SequenceState], decodes: int
@@ -396,8 +346,8 @@ class Scheduler:
                 left -= self._add_chunk(step, sequence, left)
         if step.preempted or (self.settings.policy == "static" and not self._batch_open):
             return  # who has just lost its blocks must not take them back in the same step
-        while left and self.waiting and self._admit(self.waiting[0], left):
-            left -= self._add_chunk(step, self.running[-1], left)
+        while left and self.roster.waiting and self.roster.admit(self.roster.waiting[0], left):
+            left -= self._add_chunk(step, self.roster.running[-1], left)
 
     def _add_chunk(self, step: ScheduledStep, sequence: SequenceState, most_tokens: int) -> int:
         left = sequence.tokens_to_run
@@ -405,94 +355,3 @@ class Scheduler:
         chunk = Chunk(new_tokens, sequence.cached_tokens, new_tokens == left)
         step.chunks.append((sequence, chunk))
         return new_tokens
-
-    def _admit(self, sequence: SequenceState, most_tokens: int) -> bool:
-        """Give the first in line its place and blocks for all its tokens, if there is room."""
-        places = 1 + len(sequence.forks)
-        of_batch = self._batch_places if self.settings.policy == "static" else 0
-        taken = max(self._places, of_batch)
-        if taken + places > self.settings.most_sequences:
-            return False
-        pool, known = self.pool, sequence.known_tokens
-        reusable = (known - 1) // pool.block_tokens  # the last token must run
-        hashes = sequence.hashes_up_to(reusable, pool.block_tokens) if pool.reuse else ()
-        shared = pool.match(hashes) if hashes else []
-        reused_tokens = len(shared) * pool.block_tokens
-        fresh = pool.blocks_for(known) - len(shared)
-        whole = known - reused_tokens
-        if fresh > pool.num_free or (whole > most_tokens and not self.settings.cuts_prompts):
-            pool.release(shared)
-            return False
-        self.waiting.popleft()
-        self._append(sequence)
-        self._places += places
-        self._batch_places += places
-        sequence.blocks = shared + pool.allocate(fresh)
-        sequence.cached_tokens = reused_tokens
-        sequence.published_blocks = len(shared)
-        if not sequence.preemptions:
-            sequence.reused_tokens = reused_tokens
-            self.num_reused_tokens += reused_tokens
-        return True
-
-    def _append(self, sequence: SequenceState) -> None:
-        self._admitted += 1
-        sequence.place = self._admitted
-        self.running.append(sequence)
-
-    def _publish(self, sequence: SequenceState) -> None:
-        if not self.pool.reuse:
-            return
-        full = sequence.cached_tokens // self.pool.block_tokens
-        if full > sequence.published_blocks:
-            hashes = sequence.hashes_up_to(full, self.pool.block_tokens)
-            published = sequence.published_blocks
-            self.pool.publish_blocks(sequence.blocks, published, hashes[published:])
-            sequence.published_blocks = full
-
-    def _start_forks(self, parent: SequenceState) -> None:
-        """Other answers to a prompt that has just been read: they share all of its blocks."""
-        for fork in parent.forks:
-            self.pool.share(parent.blocks)
-            fork.blocks = list(parent.blocks)
-            fork.block_hashes = list(parent.block_hashes)
-            fork.cached_tokens = parent.cached_tokens
-            fork.published_blocks = parent.published_blocks
-        after = self.running.index(parent) + 1
-        self.running[after:after] = parent.forks
-        parent.forks = []
-
-    def _replace(self, sequence: SequenceState, heir: SequenceState) -> None:
-        """The heir takes over all that a prompt under way has."""
-        heir.forks, sequence.forks = sequence.forks, []
-        heir.blocks, sequence.blocks = sequence.blocks, []
-        heir.block_hashes = sequence.block_hashes
-        heir.cached_tokens, heir.published_blocks = (
-            sequence.cached_tokens,
-            sequence.published_blocks,
-        )
-        sequence.cached_tokens = 0
-        heir.reused_tokens, heir.preemptions = sequence.reused_tokens, sequence.preemptions
-        if sequence in self.running:
-            self.running[self.running.index(sequence)] = heir
-            self._places -= 1
-        else:
-            self.waiting[self.waiting.index(sequence)] = heir
-
-    def _end(self, ended: Sequence[SequenceState]) -> None:
-        if not ended:
-            return
-        if len(ended) == 1:
-            self.running.remove(ended[0])
-        else:
-            gone = {id(sequence) for sequence in ended}
-            self.running = [sequence for sequence in self.running if id(sequence) not in gone]
-        self._places -= len(ended)
-        for sequence in ended:
-            if not (sequence.hold and sequence.finish_reason):
-                self._give_back(sequence)
-
-    def _give_back(self, sequence: SequenceState) -> None:
-        self.pool.release(sequence.blocks, keep=sequence.finish_reason != "failed")
-        sequence.blocks = []
-        sequence.cached_tokens = 0

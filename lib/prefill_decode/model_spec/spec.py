@@ -1,22 +1,15 @@
-"""ModelSpec: a decoder's shape, and the counts that follow from it.
+"""Spec: the shape of a decoder, its parts among it, and the counts that follow."""
 
-Counts:  stored, active and multiplied parameters, bytes of weights, FLOPs of a token, bytes of keys
-         and values, for dense layers and mixtures of experts, for multi-head, grouped, multi-query
-         and latent attention, with or without windows.
-Ignores: vision and audio towers, next-token-prediction modules, buffers that are no parameters
-         (rotary tables, DeepSeek-V3's router correction), the scales of int4, int8 and fp8 weights.
-Words:   total      every stored parameter once; a tied output matrix is not stored again
-         active     total less the routed experts that one token does not use
-         matmul     weights in a matrix product for one token: active layers, routers and the output
-                    matrix (once, tied or not); no embedding, norm, bias or position table
-Source:  the model code in Hugging Face transformers; the tests build each family there and compare.
-"""
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from prefill_decode.units import format_si
+from prefill_decode.model_spec.parts import (
+    Experts,
+    LatentAttention,
+    RopeScaling,
+    Vectors,
+    check_count,
+)
 
 # Of every value: weights, embedding, KV cache. Nothing here runs in float8; it prices a claim.
 BYTES_PER_VALUE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
@@ -25,7 +18,6 @@ BYTES_PER_VALUE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "flo
 # (Rouhani et al., "Microscaling Data Formats for Deep Learning", 2023).
 QUANTIZED_BYTES = {"fp8": 1, "int8": 1, "int4": 0.5, "mxfp4": 17 / 32}
 DTYPES = (*BYTES_PER_VALUE, *QUANTIZED_BYTES)
-LARGEST_COUNT = 2**40
 MOST_LAYERS = 10_000
 SIZES = (
     "num_layers",
@@ -37,106 +29,6 @@ SIZES = (
     "vocab_size",
 )
 POSITIONS = ("rotary", "partly rotary", "learned", "ALiBi")
-
-
-@dataclass(frozen=True)
-class Experts:
-    """The MLPs of a mixture-of-experts layer; `intermediate_size` is the width of one expert."""
-
-    num_experts: int
-    experts_per_token: int
-    intermediate_size: int
-    shared_intermediate_size: int = 0  # summed over the experts that every token uses
-    shared_gate: bool = False  # one weight a hidden value, in front of the shared expert
-    biases: bool = False  # of the router and of every expert
-    dense_layers: tuple[int, ...] = ()  # layers with one ordinary MLP instead
-
-    def __post_init__(self) -> None:
-        for name in ("num_experts", "experts_per_token", "intermediate_size"):
-            check_count(getattr(self, name), name, "experts")
-        if self.experts_per_token > self.num_experts:
-            raise ValueError(
-                "a token cannot use more experts than there are; got experts_per_token "
-                f"{self.experts_per_token} of num_experts {self.num_experts}"
-            )
-
-    def expected_distinct(self, tokens: int) -> float:
-        """Experts of one layer that a step of so many tokens wakes: E (1 - (1 - k/E)^tokens).
-
-        Takes each token's k experts as drawn uniformly and independently of other tokens'. Real
-        routers prefer some experts, which wakes fewer."""
-        share = self.experts_per_token / self.num_experts
-        return float(self.num_experts * (1 - (1 - share) ** tokens))
-
-
-@dataclass(frozen=True)
-class LatentAttention:
-    """Multi-head latent attention: a token caches one latent vector and one rotary key a layer.
-
-    Source: DeepSeek-AI, "DeepSeek-V2" (2024), section 2.1."""
-
-    query_rank: int | None  # None: queries straight from the hidden values
-    kv_rank: int
-    nope_head_dim: int  # of a head's query and key, the part without positions
-    rope_head_dim: int  # and the rotary part, whose key all heads share
-    value_head_dim: int
-
-    def __post_init__(self) -> None:
-        for name in ("kv_rank", "nope_head_dim", "rope_head_dim", "value_head_dim"):
-            check_count(getattr(self, name), name, "latent attention")
-        if self.query_rank is not None:
-            check_count(self.query_rank, "query_rank", "latent attention")
-
-    @property
-    def query_head_dim(self) -> int:
-        return self.nope_head_dim + self.rope_head_dim
-
-    @property
-    def cached_size(self) -> int:
-        """Values that one token leaves in the cache of one layer, for keys and values together."""
-        return self.kv_rank + self.rope_head_dim
-
-
-@dataclass(frozen=True)
-class Vectors:
-    """Parameters that no matrix product uses, beside the biases of Q, K, V and the head norms."""
-
-    norms_per_layer: int = 2
-    norm_biases: bool = False  # LayerNorm as GPT-2 has it: a bias beside each gain
-    attention_out_bias: bool = False
-    mlp_bias: bool = False
-    separate_head_norms: bool = False  # a gain for every head of Q and K, not one for all heads
-    attention_sinks: bool = False  # one logit a query head
-    embedding_norm: bool = False
-    position_rows: int = 0  # of a learned table
-    lm_head_bias: bool = False
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """How stored weights expect rotary positions to be stretched; it changes no count and no time.
-
-    linear: every frequency divided by `factor`. llama3: only the slow ones, those that turn fewer
-    than `low_turns` times in `original_tokens`; above `high_turns` none; a ramp between.
-    Source: transformers.modeling_rope_utils; Meta's code of Llama 3.1."""
-
-    kind: str
-    factor: float
-    low_turns: float = 1.0
-    high_turns: float = 4.0
-    original_tokens: int = 8192
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("linear", "llama3"):
-            raise ValueError(
-                "rotary positions are stretched as linear or llama3 says; got "
-                f"{self.kind!r:.60}, which would need another table"
-            )
-        if self.kind == "llama3" and self.low_turns >= self.high_turns:
-            raise ValueError(
-                "low_freq_factor must be below high_freq_factor; got "
-                f"{self.low_turns} and {self.high_turns}"
-            )
 
 
 @dataclass(frozen=True)
@@ -483,58 +375,6 @@ class ModelSpec:
     @property
     def engine_runs(self) -> bool:
         return not self.engine_lacks
-
-
-def figures(model: ModelSpec, context_tokens: int | None = None) -> dict[str, Any]:
-    """A model's arithmetic by name, ready for JSON; what depends on a context only with one."""
-    found: dict[str, Any] = {
-        "name": model.name,
-        "dtype": model.dtype,
-        "num_layers": model.num_layers,
-        "head_dim": model.head_dim,
-        "num_kv_heads": model.num_kv_heads,
-        "total_params": model.total_params,
-        "active_params": model.active_params,
-        "matmul_params": model.matmul_params,
-        "weight_bytes": model.weight_bytes,
-        "kv_bytes_per_token": model.kv_bytes_per_token,
-        "linear_flops_per_token": model.linear_flops_per_token,
-    }
-    if context_tokens is None:
-        return found
-    check_count(context_tokens, "context_tokens", model.name)
-    return found | {
-        "context_tokens": context_tokens,
-        "attn_flops_per_token": model.attn_flops_per_token(context_tokens),
-        "kv_bytes": model.kv_bytes(context_tokens),
-        "kv_bytes_kept_by_engine": model.kv_bytes_kept_by_engine(context_tokens),
-    }
-
-
-def figures_text(found: Mapping[str, Any]) -> str:
-    """What `figures` found as aligned lines: name, exact value, and the value to be read."""
-    numbers = {name: value for name, value in found.items() if isinstance(value, int)}
-    exact = {name: f"{numbers[name]:,}" if name in numbers else found[name] for name in found}
-    short = {name: _short(name, value) for name, value in numbers.items() if value >= 10_000}
-    left, middle = (max(map(len, column)) for column in (exact, exact.values()))
-    return "\n".join(
-        f"{name:<{left}}  {value:>{middle}}  {short.get(name, '')}".rstrip()
-        for name, value in exact.items()
-    )
-
-
-def _short(name: str, value: int) -> str:
-    units = {"bytes": "B", "flops": "FLOP"}
-    return format_si(value, next((units[word] for word in units if word in name), "")).rstrip()
-
-
-def check_count(value: Any, key: str, name: str) -> int:
-    """`value` if it is a positive whole number that a model can have; ValueError names `key`."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < LARGEST_COUNT:
-        huge = isinstance(value, int) and abs(value) >= LARGEST_COUNT  # too long to print, perhaps
-        shown = "one too large" if huge else f"{value!r:.60}"
-        raise ValueError(f"{name}: {key} must be a positive whole number below 2**40; got {shown}")
-    return value
 
 
 def _seen(context_tokens: int, window: int | None) -> int:
