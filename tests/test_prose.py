@@ -107,7 +107,7 @@ def test_no_two_formulas_bear_one_label():
 
 
 def test_whoever_refers_to_a_law_of_another_chapter_links_that_chapter(chapter):
-    """Numbers begin anew on every page: without the title beside it a number says little."""
+    """A number alone does not say where it leads."""
     for cell in TEXTS[chapter]:
         for label in REFERENCE.findall(cell):
             home = LABELS[label]
