@@ -15,9 +15,7 @@ from tests.prose import (
 )
 
 TEXTS = {path.stem: markdown_of(path) for path in NOTEBOOKS}
-LABELS = {
-    label: name for name, cells in TEXTS.items() for label in LABEL.findall("\n".join(cells))
-}
+LABELS = {label: name for name, cells in TEXTS.items() for label in LABEL.findall("\n".join(cells))}
 # What a digit in prose may be, besides a result.
 KINDS = [
     r"^\*\*Cost\.\*\*.*$",  # an estimate for who has not run the chapter; the strip has the run's
@@ -25,6 +23,7 @@ KINDS = [
     r"\bb?float\d+",  # a dtype
     r"\b[A-Z][\w/]*-?\d[\w.-]*",  # a name: P99, M/D/1, Llama-3.1-8B
     r"\bsection \d",
+    r"\((?:19|20)\d\d\)",  # the year of a source
     r"95 %",  # every interval's, by definition
 ]
 COUNTS = "two|three|four|five|six|seven|eight|nine|ten|twenty|thirty|fifty|hundred|thousand"
@@ -60,6 +59,7 @@ def test_prose_types_no_number_that_code_computes(chapter):
         "about 3 times as long",
         "a share of 80 %",
         "8 sequences",
+        "at 2048 tokens",
         "- 2 of them",
         "The cost is 3 GB.",
         "some twenty milliseconds",
@@ -75,7 +75,7 @@ def test_a_typed_result_is_found(prose):
     [
         "**Cost.** One device, about 3 GB of memory.",
         "1. In float32, `8` of $n = 16$ tokens and\n$$\nx = 2\n$$ (eq-two)",
-        "a 95 % interval, [M/D/1](page2.html), {cite:t}`orca2022`, section 3",
+        "a 95 % interval, [M/D/1](page2.html), {cite:t}`orca2022`, section 3 (1961)",
         "eight times the tokens",
     ],
 )
