@@ -13,6 +13,7 @@ from prefill_decode.book import find_project
 from prefill_decode.book.parameters import read_parameters
 from prefill_decode.book.project import read_yaml
 from tests.conftest import ROOT
+from tests.prose import typed_numbers
 
 PROJECT = find_project(ROOT)
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -151,6 +152,13 @@ def test_the_record_bears_the_notebooks_name():
             for cell in json.loads(path.read_text())["cells"]
         )
         assert re.findall(r'make_(?:simulated_)?record\(\s*"(\w+)"', sources) == [path.stem]
+
+
+def test_prose_types_no_measured_number(notebook):
+    """Results are inserted by code, and so is what a parameter or a constant of the library sets:
+    whoever changes it would make the prose wrong."""
+    for cell in (cell for cell in notebook.cells if cell.cell_type == "markdown"):
+        assert typed_numbers(cell.source) == [], cell.source[:60]
 
 
 def test_links_between_chapters_point_to_files(notebook):
