@@ -13,6 +13,7 @@ from prefill_decode.book import find_project
 from prefill_decode.book.parameters import read_parameters
 from prefill_decode.book.project import read_yaml
 from tests.conftest import ROOT
+from tests.prose import typed_numbers
 
 PROJECT = find_project(ROOT)
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -40,9 +41,17 @@ def notebook(request) -> nbformat.NotebookNode:
 
 
 def code_cells(notebook):
-    """The cells that carry the argument: all code but the one that installs."""
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    return cells[1:]
+    """The cells that carry the argument: all code but the one that installs and the solutions."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"][1:]
+    return [cell for cell in cells if not is_solution(cell)]
+
+
+def is_solution(cell):
+    return "solution" in cell.metadata.get("tags", [])
+
+
+def solution_cells(notebook):
+    return [cell for cell in notebook.cells if is_solution(cell)]
 
 
 def test_every_notebook_is_a_chapter_and_every_chapter_a_notebook():
@@ -78,7 +87,8 @@ def test_the_first_code_cell_installs_the_package_where_it_is_absent(notebook):
 def test_cells_are_few_short_and_without_machinery(notebook):
     assert len(notebook.cells) <= 26
     assert len(code_cells(notebook)) <= 8
-    for cell in code_cells(notebook):
+    assert len(solution_cells(notebook)) <= 4
+    for cell in [*code_cells(notebook), *solution_cells(notebook)]:
         lines = cell.source.splitlines()
         assert len(lines) <= 10, cell.source
         assert max(map(len, lines)) <= 80, cell.source
@@ -94,6 +104,34 @@ def test_sections_come_in_the_books_order(notebook):
     assert "**Claim.**" in notebook.cells[0].source
     assert "{admonition} Takeaway" in text
     assert "{dropdown} Solutions" in text
+
+
+def test_every_exercise_has_a_solution_and_one_at_least_is_code_that_runs(notebook):
+    cell = next(cell for cell in notebook.cells if cell.source.startswith("## Exercises"))
+    asked, solved = cell.source.split("```{dropdown} Solutions")
+    numbers = re.findall(r"^(\d)\. ", asked, re.MULTILINE)
+    assert 2 <= len(numbers) <= 4
+    assert numbers == re.findall(r"^(\d)\. ", solved, re.MULTILINE)
+    assert solution_cells(notebook)
+    computed = "".join(cell.source for cell in solution_cells(notebook))
+    assert set(re.findall(r"(?:\"|\\n *|; )(\d)\. ", computed)) <= set(numbers)
+
+
+def test_solutions_in_code_lie_folded_between_the_exercises_and_the_sources(notebook):
+    sources = [cell.source for cell in notebook.cells]
+    exercises = next(i for i, source in enumerate(sources) if source.startswith("## Exercises"))
+    between = notebook.cells[exercises + 1 : -1]
+    assert [cell.id for cell in between] == [cell.id for cell in solution_cells(notebook)]
+    for cell in between:
+        assert "hide-cell" in cell.metadata.tags
+        assert cell.metadata.mystnb.code_prompt_show.startswith("Solution")
+        assert "print(" in cell.source
+
+
+def test_a_solution_computes_and_measures_nothing(notebook):
+    """A verdict costs its budget; what follows from it is arithmetic."""
+    for cell in solution_cells(notebook):
+        assert not re.search(r"measure\.|simulate_seeds|Runner|results\.", cell.source)
 
 
 def test_the_refutation_is_committed_to_before_the_measurement(notebook):
@@ -117,12 +155,10 @@ def test_the_record_bears_the_notebooks_name():
 
 
 def test_prose_types_no_measured_number(notebook):
-    """Times and rates of a run are inserted by code: prose has no decimals and no such units."""
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            prose = re.sub(r"\$[^$]*\$", "", cell.source)
-            found = re.findall(r"\d+\.\d+|\d+ ?(?:ms|µs|GB/s|GFLOP|TFLOP)\b", prose)
-            assert not found, found
+    """Results are inserted by code, and so is what a parameter or a constant of the library sets:
+    whoever changes it would make the prose wrong."""
+    for cell in (cell for cell in notebook.cells if cell.cell_type == "markdown"):
+        assert typed_numbers(cell.source) == [], cell.source[:60]
 
 
 def test_links_between_chapters_point_to_files(notebook):

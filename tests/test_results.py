@@ -479,7 +479,7 @@ VERSION_1_MACHINE = {
 def version_1(record):
     """What the library wrote before quantities had units."""
     old = {**copy.deepcopy(record), "schema_version": 1, "machine": VERSION_1_MACHINE}
-    del old["simulated"]
+    del old["simulated"], old["peak_memory_bytes"]
     for metric in old["metrics"]:
         metric["measured"] = without_unit(metric["measured"])
     for point in old["points"]:
@@ -519,13 +519,17 @@ def test_a_record_of_version_1_is_read_and_what_it_did_not_hold_is_unknown(recor
 
 def test_a_record_from_before_products_were_told_is_read_and_keeps_its_run(record, tmp_path):
     old = copy.deepcopy(record)
-    del old["simulated"]  # came later still
+    del old["simulated"], old["peak_memory_bytes"]  # came later still
     assert old["machine"].pop("products")
     path = tmp_path / record["claim"] / f"{record['machine']['slug']}.json"
     path.parent.mkdir()
     path.write_text(json.dumps(old))
     read = results.load(path)
-    assert read == {**record, "machine": {**record["machine"], "products": None}}
+    assert read == {
+        **record,
+        "machine": {**record["machine"], "products": None},
+        "peak_memory_bytes": None,
+    }
     as_ever = sha256(canonical(json.loads(json.dumps(old))).encode()).hexdigest()[:16]
     assert results.run_of(read).run_id == as_ever
     assert results.run_of(record).run_id != as_ever
@@ -671,11 +675,29 @@ def test_a_record_is_either_timed_or_simulated(record, simulated_record, name, t
             results.save({**one, name: other[name]}, tmp_path)
 
 
+def test_a_record_says_what_memory_its_run_took(record, simulated_record):
+    for each in (record, simulated_record):
+        assert 10**7 < each["peak_memory_bytes"] < 10**12
+
+
+@pytest.mark.parametrize("absent", [True, False])
+def test_a_record_that_does_not_say_its_memory_is_read_and_keeps_its_run(record, absent, tmp_path):
+    silent = {**record, "peak_memory_bytes": None}
+    older = {name: value for name, value in record.items() if name != "peak_memory_bytes"}
+    path = tmp_path / record["claim"] / f"{record['machine']['slug']}.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(older if absent else silent))
+    assert results.load(path) == silent
+    assert results.run_of(silent) == results.run_of(older)
+    assert results.run_of(silent).run_id != results.run_of(record).run_id
+
+
 def test_a_record_from_before_there_were_simulated_ones_was_measured_and_keeps_its_run(
     record, tmp_path
 ):
+    record = {**record, "peak_memory_bytes": None}
     old = copy.deepcopy(record)
-    del old["simulated"]
+    del old["simulated"], old["peak_memory_bytes"]
     path = tmp_path / record["claim"] / f"{record['machine']['slug']}.json"
     path.parent.mkdir()
     path.write_text(json.dumps(old))

@@ -114,6 +114,21 @@ def test_the_strip_names_machine_versions_parameters_and_commit(record):
         assert words in strip
 
 
+@pytest.mark.parametrize(
+    ("device", "memory_bytes", "words"),
+    [
+        ("cpu", 1_930_000_000, "about 1 s of measuring, 1.93 GB of memory in its process, CPU"),
+        ("cuda", None, "about 1 s of measuring, GPU"),
+    ],
+)
+def test_the_strip_says_what_a_run_takes_as_far_as_the_record_does(
+    record, device, memory_bytes, words
+):
+    machine = {**record["machine"], "device": device}
+    run = {**record, "machine": machine, "measuring_s": 1.2, "peak_memory_bytes": memory_bytes}
+    assert f" · {words} · " in provenance(run)
+
+
 def test_a_page_that_asks_for_an_unknown_part_is_refused():
     assert fill("a <!-- b-c --> d", {"b-c": "x"}) == "a x d"
     with pytest.raises(ValueError, match="nothing"):

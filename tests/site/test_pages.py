@@ -4,6 +4,7 @@ The pages are tested, not the numbers on them. `conftest.py` says which book is 
 """
 
 import json
+import re
 from io import BytesIO
 from urllib.parse import unquote, urldefrag, urlparse
 
@@ -171,6 +172,32 @@ def test_a_chapter_shows_its_verdict_its_provenance_and_tables_as_tables(open_pa
     assert page.locator("div.cell_output table").count() >= 5
     assert "| --- |" not in page.locator("article").inner_text()
     assert page.locator("article").get_by_text("find_spec").count() == 0
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_solutions_are_folded_until_a_reader_opens_them(open_page, chapter):
+    page = open_page(f"notebooks/{chapter}.html")
+    in_words = page.locator("details.sd-dropdown", has_text="Solutions")
+    in_code = page.locator("details.hide", has=page.locator("summary", has_text="Solution"))
+    assert in_words.count() == 1
+    assert in_code.count() >= 1
+    for fold in [*in_words.all(), *in_code.all()]:
+        assert fold.get_attribute("open") is None
+        assert fold.locator("summary").is_visible()
+    for fold in in_code.all():
+        output = fold.locator("div.cell_output").first
+        assert not output.is_visible()
+        fold.locator("summary").click()
+        expect(output).to_be_visible()
+        assert re.search(r"\d", output.inner_text())
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_laws_have_numbers_and_references_lead_to_them(open_page, chapter):
+    page = open_page(f"notebooks/{chapter}.html")
+    assert page.locator("article span.eqno").count() >= 1
+    for link in page.locator("article a.reference[href*='#equation-']").all():
+        assert re.fullmatch(r"\(\d+\)", link.text_content())  # folded ones have no inner text
 
 
 def test_the_cover_shows_every_claim_with_its_verdict_here(open_page):

@@ -12,6 +12,7 @@ from prefill_decode.hardware import Hardware
 from prefill_decode.plots import Figure, phases_on_the_roofline
 from prefill_decode.plots.tables import SIGNS, table
 from prefill_decode.results import Record, write_atomically
+from prefill_decode.units import format_bytes
 
 ROOFLINE_CLAIM = "prefill_is_compute_bound"
 
@@ -65,7 +66,7 @@ def provenance(record: Record) -> str:
     facts = [
         f"**{machine['title']}**",
         record["date"][:10],
-        f"{record['measuring_s']:.0f} s of {'simulating' if record['simulated'] else 'measuring'}",
+        _cost(record),
         f"{model['name']}, {model['dtype']}",
         f"torch {machine['torch']}, Python {machine['python']}",
         *([] if record["simulated"] else [f"products: {machine['products'] or 'unknown'}"]),
@@ -75,6 +76,15 @@ def provenance(record: Record) -> str:
         f"{{ref}}`history <history-{record['claim']}>`",
     ]
     return f":::{{div}} provenance\n{_whereabouts(record)} " + " · ".join(facts) + "\n:::"
+
+
+def _cost(record: Record) -> str:
+    """What a run takes: time, memory where the record says it, device."""
+    doing = "simulating" if record["simulated"] else "measuring"
+    memory_bytes = record["peak_memory_bytes"]
+    memory = [f"{format_bytes(memory_bytes)} of memory in its process"] if memory_bytes else []
+    device = "GPU" if record["machine"]["device"] != "cpu" else "CPU"
+    return ", ".join([f"about {record['measuring_s']:.0f} s of {doing}", *memory, device])
 
 
 def _whereabouts(record: Record) -> str:

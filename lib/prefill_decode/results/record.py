@@ -18,7 +18,13 @@ from typing import Any
 from prefill_decode import __version__
 from prefill_decode.claim import Claim, Judgement, Verdict
 from prefill_decode.hardware import Hardware
-from prefill_decode.measure import Ceilings, Machine, Timings, products_of
+from prefill_decode.measure import (
+    Ceilings,
+    Machine,
+    Timings,
+    peak_memory_bytes,
+    products_of,
+)
 from prefill_decode.model_spec import ModelSpec
 from prefill_decode.results.checks import (
     DATE_FORMAT,
@@ -125,6 +131,7 @@ def _record(
             *(_metric(judgement, "control") for judgement in verdict.controls),
         ],
         **found,
+        "peak_memory_bytes": peak_memory_bytes(),
         "model": asdict(model),
         "parameters": dict(parameters),
         "seed": seed,

@@ -18,7 +18,7 @@ UNKNOWN = (
 
 def upgraded(record: Any, where: object) -> Any:
     """The newest form of what a file holds: of version 1, or of version 2 before machines had
-    `products` and records said whether they were `simulated`.
+    `products` and records said whether they were `simulated` and what memory they took.
 
     ValueError for a version that this library does not read, and for a damaged version 1.
     """
@@ -37,6 +37,7 @@ def upgraded(record: Any, where: object) -> Any:
         **record,
         "schema_version": SCHEMA_VERSION,
         "simulated": None,
+        "peak_memory_bytes": None,
         "metrics": [_metric(metric) for metric in record["metrics"]],
         "points": [_point(point) for point in record["points"]],
         "machine": _machine(record["machine"]),
@@ -47,18 +48,18 @@ def _with_newer_fields(record: dict[str, Any]) -> dict[str, Any]:
     machine = record.get("machine")
     if isinstance(machine, dict) and "products" not in machine:
         record = {**record, "machine": {**machine, "products": None}}
-    return {"simulated": None, **record}
+    return {"simulated": None, "peak_memory_bytes": None, **record}
 
 
 def as_first_written(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Without `products` and `simulated` that are null: what an older record is known by stays the
-    same."""
+    """Without the newer fields that are null: what an older record is known by stays the same."""
     machine = dict(record["machine"])
     if machine.get("products") is None:
         machine.pop("products", None)
     written = {**record, "machine": machine}
-    if written.get("simulated") is None:
-        written.pop("simulated", None)
+    for name in ("simulated", "peak_memory_bytes"):
+        if written.get(name) is None:
+            written.pop(name, None)
     return written
 
 
