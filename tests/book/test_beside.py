@@ -1,0 +1,108 @@
+"""A chapter's machines side by side, and what a reader is told of surprises."""
+
+import pytest
+
+from prefill_decode.book.beside import beside_others
+from prefill_decode.book.surprises import NOBODY, NOTHING, findings, surprise_lines
+from tests.results_by_hand import BATCH, make_run, ratio
+
+NAMES = {"here": "Here", "there": "There", "far": "Far | away"}
+
+
+def on(record, slug, outcome="supported", **measured):
+    """A record of `slug`, its one prediction measured as given."""
+    machine = {**record["machine"], "slug": slug, "title": NAMES[slug]}
+    metrics = [dict(metric) for metric in record["metrics"]]
+    metrics[0]["measured"] = {**metrics[0]["measured"], **measured}
+    verdict = {"outcome": outcome, "reason": "r"}
+    return {**record, "machine": machine, "metrics": metrics, "verdict": verdict}
+
+
+@pytest.fixture
+def here(record):
+    return on(record, "here", median=1.2, low=1.1, high=1.3)
+
+
+@pytest.fixture
+def there(record):
+    return on(record, "there", "refuted", median=6.0, low=5.0, high=7.0)
+
+
+def table_rows(text):
+    return [line for line in text.splitlines() if line.startswith("| ")][2:]
+
+
+def test_every_machine_has_its_row_this_one_first_with_claim_and_rival(here, there, record):
+    claim = record["claim"]
+    text = beside_others(claim, [there, here], "here", NAMES)
+    assert text.startswith("## This machine beside others\n")
+    mine, theirs = table_rows(text)
+    assert mine == (
+        "| **this machine**: Here | ✓ supported | batch 8 / batch 1 | 1.20 [1.10, 1.30] "
+        "| 1.10 | 8.00 |"
+    )
+    assert theirs.startswith("| There | ✗ refuted | batch 8 / batch 1 | 6.00 [5.00, 7.00] |")
+    assert f"{{ref}}`all machines <machines-{claim}>`" in text
+
+
+def test_what_lies_apart_is_said_below_the_table(here, there, record):
+    claim = record["claim"]
+    text = beside_others(claim, [there, here], "here", NAMES)
+    assert "Apart from all others: the verdict is supported here and refuted elsewhere; " in text
+    assert "below the other machine, There with 6.00" in text
+    alike = on(record, "there", median=1.25, low=1.15, high=1.4)
+    text = beside_others(claim, [alike, here], "here", NAMES)
+    assert "Nothing on this machine lies apart from all others." in text
+
+
+def test_a_machine_alone_or_without_a_record_is_told_so(here, there, record):
+    claim = record["claim"]
+    assert beside_others("another", [here], "here", NAMES) == ""
+    assert beside_others(claim, [here], "here", NAMES).startswith("## On this machine\n")
+    assert "No other machine has a record" in beside_others(claim, [here], "here", NAMES)
+    text = beside_others(claim, [there], "here", NAMES)
+    assert text.startswith("## On other machines\n")
+    assert "This machine has no record of this claim." in text
+    assert "**this machine**" not in text
+
+
+def test_a_machines_name_cannot_break_the_table(record):
+    text = beside_others(record["claim"], [on(record, "far")], "here", NAMES)
+    assert table_rows(text)[0].startswith("| Far \\| away | ✓ supported |")
+
+
+def test_simulated_figures_are_not_called_measured(simulated_record):
+    slug = simulated_record["machine"]["slug"]
+    text = beside_others("pools_scale_apart", [simulated_record], slug, {slug: "Here"})
+    assert "| simulated, 95% |" in text
+    assert "measured" not in text
+
+
+def test_surprises_are_a_line_each_in_the_order_of_the_chapters(here, there, record):
+    later = [{**each, "claim": "another"} for each in (here, there)]
+    chapters = [record["claim"], "another", "not run"]
+    lines = surprise_lines(chapters, [here, later[0]], "here", [there, later[1]])
+    assert [line.split(":")[0] for line in lines] == [
+        *["  ! decode_is_bandwidth_bound"] * 2,
+        *["  ! another"] * 2,
+    ]
+    assert lines[0].endswith("the verdict is supported here and refuted elsewhere")
+    assert lines == surprise_lines(chapters, [later[0], here], "here", [later[1], there])
+
+
+def test_without_a_surprise_or_a_comparison_a_line_says_so(here, record):
+    alike = on(record, "there", median=1.25, low=1.15, high=1.4)
+    claims = [record["claim"]]
+    assert surprise_lines(claims, [here], "here", [alike]) == [f"  {NOTHING}"]
+    assert surprise_lines(claims, [here], "here", []) == [f"  {NOBODY}"]
+    assert surprise_lines(claims, [], "here", [alike]) == [f"  {NOBODY}"]
+    stale = on(record, "here", median=6.0, low=5.0, high=7.0)
+    assert surprise_lines(claims, [here], "here", [alike, stale]) == [f"  {NOTHING}"]
+
+
+def test_a_prediction_that_one_machine_lacks_is_no_surprise():
+    runs = [make_run(), make_run("there-2a0e", "There", **{BATCH: ratio(6.0, 5.0, 7.0)})]
+    assert len(findings(runs, "here-6a09")) == 1
+    del runs[1].quantities[BATCH]
+    assert findings(runs, "here-6a09") == []
+    assert findings(runs[1:], "here-6a09") == []
