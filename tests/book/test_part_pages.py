@@ -25,10 +25,10 @@ def test_a_parts_table_has_its_chapters_verdicts_and_first_predictions(project, 
     slug = record["machine"]["slug"]
     text = part_tables(project, [{**record, "claim": "first"}], slug)["part-one-thing"]
     assert (
-        "| [The first claim](../notebooks/first.ipynb) | ✓ supported | batch 8 / batch 1 "
+        "| [The first claim](../notebooks/first.ipynb)<br>batch 8 / batch 1 | ✓ supported "
         "| 1.20 [1.10, 1.30] | 1.10 | 8.00 |"
     ) in text
-    assert "| [The second claim](../notebooks/second.ipynb) | not run |  |  |  |  |" in text
+    assert "| [The second claim](../notebooks/second.ipynb) | not run |  |  |  |" in text
     assert "Found on Test CPU @ 2.0, 2 cores (this machine)." in text
     assert part_tables(project, [], slug)["part-one-thing"].endswith("has been run yet.")
 

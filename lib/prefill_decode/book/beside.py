@@ -1,7 +1,7 @@
 """Beside: one claim's result on each recorded machine, as the table near the end of its chapter.
 
 This machine stands first. Sizes are chosen for each machine, so machines need not have made the
-same predictions: each row is one prediction on one machine."""
+same predictions: below each machine stand its own, a row each."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,7 +12,7 @@ from prefill_decode.plots.tables import SIGNS, format_interval, table
 from prefill_decode.results import Record, Run, run_of
 from prefill_decode.units import format_significant
 
-HEADER = ("machine", "verdict", "prediction", "measured, 95%", "claim expects", "rival expects")
+HEADER = ("machine, its predictions", "verdict", "measured, 95%", "claim expects", "rival expects")
 
 
 def beside_others(
@@ -43,22 +43,17 @@ def _heading(runs: Sequence[Run], slug: str) -> str:
 
 
 def _rows(run: Run, slug: str, names: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """A row for each prediction; machine and verdict stand in the first."""
+    """The machine with its verdict, then a row for each prediction."""
     here = run.machine["slug"]
-    title = plain(names[here])
-    first = (f"**this machine**: {title}" if here == slug else title, _verdict(run))
-    found = [_prediction(run, name) for name in run.expected] or [("none", "", "", "")]
-    return [(*(first if place == 0 else ("", "")), *each) for place, each in enumerate(found)]
-
-
-def _verdict(run: Run) -> str:
-    return f"{SIGNS[run.outcome]} {run.outcome}"
+    title = plain(f"this machine: {names[here]}" if here == slug else names[here])
+    first = (f"**{title}**", f"{SIGNS[run.outcome]} {run.outcome}", "", "", "")
+    return [first, *(_prediction(run, name) for name in run.expected)]
 
 
 def _prediction(run: Run, name: str) -> tuple[str, ...]:
     quantity = run.quantities.get(name)
     measured = format_interval(quantity.measured) if quantity else "not measured"
-    return (plain(name), measured, *map(format_significant, run.expected[name]))
+    return (plain(name), "", measured, *map(format_significant, run.expected[name]))
 
 
 def _surprises(runs: Sequence[Run], slug: str) -> str:

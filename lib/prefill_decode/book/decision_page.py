@@ -13,6 +13,7 @@ from prefill_decode.crossover import predicted_crossover
 from prefill_decode.hardware import Accelerator, Hardware, accelerator
 from prefill_decode.hf_config import get
 from prefill_decode.model_spec import ModelSpec
+from prefill_decode.plots.tables import SIGNS
 from prefill_decode.request import Request
 from prefill_decode.results import Record
 from prefill_decode.roofline import step_work, turning_tokens
@@ -84,7 +85,7 @@ def decision_parts(example: Example | None = None) -> dict[str, str]:
 
 
 def held_parts(chapters: Sequence[str], records: Sequence[Record]) -> dict[str, str]:
-    """For each chapter, on how many machines its claim held, by held-CHAPTER with hyphens."""
+    """For each chapter, its verdicts over all machines, by held-CHAPTER with hyphens."""
     return {f"held-{name.replace('_', '-')}": _held(name, records) for name in chapters}
 
 
@@ -93,7 +94,9 @@ def _held(chapter: str, records: Sequence[Record]) -> str:
     if not outcomes:
         return "not run yet"
     machines = "machine" if len(outcomes) == 1 else "machines"
-    return f"supported on {outcomes.count('supported')} of {len(outcomes)} {machines}"
+    told = [f"{each} on {outcomes.count(each)}" for each in SIGNS if each in outcomes]
+    of_all = f" of {len(outcomes)}" if len(told) > 1 else ""
+    return f"{' and '.join(told)}{of_all} {machines}"
 
 
 def _room(case: Example) -> dict[str, str]:

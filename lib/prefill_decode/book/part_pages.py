@@ -13,7 +13,13 @@ from prefill_decode.plots.tables import SIGNS, format_interval, table
 from prefill_decode.results import Record, interval_of
 from prefill_decode.units import format_significant
 
-HEADER = ("chapter", "verdict", "its first prediction", "found, 95%", "claim", "rival")
+HEADER = (
+    "chapter, its first prediction",
+    "verdict",
+    "found, 95%",
+    "claim expects",
+    "rival expects",
+)
 
 
 def part_tables(project: Project, records: Sequence[Record], slug: str) -> dict[str, str]:
@@ -50,13 +56,12 @@ def newest(records: Sequence[Record], chapter: str, slug: str) -> Record | None:
 def _row(title: str, chapter: str, record: Record | None) -> tuple[str, ...]:
     link = f"[{title}](../notebooks/{chapter}.ipynb)"
     if record is None:
-        return (link, "not run", "", "", "", "")
+        return (link, "not run", "", "", "")
     outcome = record["verdict"]["outcome"]
     metric = next(m for m in record["metrics"] if m["role"] == "prediction")
     return (
-        link,
+        f"{link}<br>{plain(metric['name'])}",
         f"{SIGNS[outcome]} {outcome}",
-        plain(metric["name"]),
         format_interval(interval_of(metric["measured"])),
         format_significant(metric["expected"]),
         format_significant(metric["rival"]),
