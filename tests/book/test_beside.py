@@ -1,9 +1,12 @@
 """A chapter's machines side by side, and what a reader is told of surprises."""
 
+import json
+
 import pytest
 
 from prefill_decode.book.beside import beside_others
 from prefill_decode.book.surprises import NOBODY, NOTHING, findings, surprise_lines
+from prefill_decode.cli.measuring import print_surprises
 from tests.results_by_hand import BATCH, make_run, ratio
 
 NAMES = {"here": "Here", "there": "There", "far": "Far | away"}
@@ -99,6 +102,24 @@ def test_without_a_surprise_or_a_comparison_a_line_says_so(here, record):
     assert surprise_lines(claims, [], "here", [alike]) == [f"  {NOBODY}"]
     stale = on(record, "here", median=6.0, low=5.0, high=7.0)
     assert surprise_lines(claims, [here], "here", [alike, stale]) == [f"  {NOTHING}"]
+
+
+def test_the_command_ends_with_what_is_surprising_beside_the_books_records(
+    make_project, record, machine, capsys
+):
+    project = make_project()
+    slug = record["machine"]["slug"]
+    mine = {**record, "claim": "first"}
+    theirs = {**mine, "machine": {**record["machine"], "slug": "there-2a0e", "title": "There"}}
+    theirs["metrics"] = on(record, "there", median=1.5, low=1.4, high=1.6)["metrics"]
+    path = project.root / "book" / "results" / "first" / "there-2a0e.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(theirs))
+    assert slug == machine.slug
+    print_surprises(project, [mine], machine)
+    heading, line = capsys.readouterr().out.strip().splitlines()
+    assert heading == f"surprising on {machine.title}, beside the book's other machines:"
+    assert line.startswith("  ! first: batch 8 / batch 1 is 1.20 [1.10, 1.30], below the other")
 
 
 def test_a_prediction_that_one_machine_lacks_is_no_surprise():

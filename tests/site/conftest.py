@@ -62,6 +62,7 @@ def built(pytestconfig):
     assert done.returncode == 0, done.stderr
     assert f"open {build / 'html' / 'index.html'}" in done.stdout
     assert "verdicts on" in done.stdout
+    assert "surprising on" in done.stdout
     return build, results
 
 
