@@ -122,6 +122,20 @@ def test_the_command_ends_with_what_is_surprising_beside_the_books_records(
     assert line.startswith("  ! first: batch 8 / batch 1 is 1.20 [1.10, 1.30], below the other")
 
 
+def test_figures_of_a_void_run_do_not_count():
+    far = {BATCH: ratio(6.0, 5.0, 7.0)}
+    runs = [make_run(outcome="void"), make_run("there-2a0e", "There", **far)]
+    assert findings(runs, "here-6a09") == ["the verdict is void here and supported elsewhere"]
+    runs = [make_run(), make_run("there-2a0e", "There", outcome="void", **far)]
+    assert findings(runs, "here-6a09") == ["the verdict is supported here and void elsewhere"]
+
+
+def test_what_three_digits_do_not_tell_apart_is_no_surprise():
+    near, nearer = ratio(1.0001, 1.0001, 1.0001), ratio(1.0002, 1.0002, 1.0002)
+    runs = [make_run(**{BATCH: near}), make_run("there-2a0e", "There", **{BATCH: nearer})]
+    assert findings(runs, "here-6a09") == []
+
+
 def test_a_prediction_that_one_machine_lacks_is_no_surprise():
     runs = [make_run(), make_run("there-2a0e", "There", **{BATCH: ratio(6.0, 5.0, 7.0)})]
     assert len(findings(runs, "here-6a09")) == 1

@@ -1,8 +1,8 @@
 """Surprises: where one machine's result for a claim differs from those of all others.
 
 A verdict surprises when no other machine has it, a figure when its interval overlaps that of no
-other. Both are a screen and no proof: an interval speaks of one run, and another hour's moves
-further."""
+other. Figures of a void run do not count. Both are a screen and no proof: an interval speaks of one
+run, and another hour's moves further."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,6 +12,7 @@ from prefill_decode.results import Record, Run, run_of
 from prefill_decode.statistics import Interval
 from prefill_decode.units import format_significant
 
+VOID = "void"
 NOTHING = "nothing: no verdict and no figure lies apart from those of all other machines"
 NOBODY = "nothing to compare: no other machine has a record of these claims"
 
@@ -22,8 +23,9 @@ def findings(runs: Sequence[Run], slug: str) -> list[str]:
     if mine is None or not others:
         return []
     titles = labels([mine, *others], slug)
-    told = (_apart(mine, others, name, titles) for name in mine.expected)
-    clauses = [clause for clause in told if clause]
+    sound = [run for run in others if run.outcome != VOID]
+    names = mine.expected if mine.outcome != VOID else ()
+    clauses = [clause for name in names if (clause := _apart(mine, sound, name, titles))]
     verdicts = {run.outcome for run in others}
     if mine.outcome not in verdicts:
         elsewhere = " and ".join(sorted(verdicts))
@@ -67,7 +69,7 @@ def _apart(mine: Run, others: Sequence[Run], name: str, titles: Mapping[str, str
         if name in run.expected and name in run.quantities
     ]
     nearest = stands_apart(measured, [each for _, each in theirs])
-    if nearest is None:
+    if nearest is None or format_interval(nearest) == format_interval(measured):
         return ""
     title = next(title for title, each in theirs if each is nearest)
     side = "above" if measured.low > nearest.high else "below"
