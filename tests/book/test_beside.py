@@ -39,11 +39,11 @@ def test_every_machine_has_its_row_this_one_first_with_claim_and_rival(here, the
     claim = record["claim"]
     text = beside_others(claim, [there, here], "here", NAMES)
     assert text.startswith("## This machine beside others\n")
-    prediction = "| batch 8 / batch 1 |  | "
+    prediction = "| batch 8 / batch 1 | "
     assert table_rows(text) == [
-        "| **this machine: Here** | ✓ supported |  |  |  |",
+        "| **this machine: Here** | ✓ supported |  |  |",
         prediction + "1.20 [1.10, 1.30] | 1.10 | 8.00 |",
-        "| **There** | ✗ refuted |  |  |  |",
+        "| **There** | ✗ refuted |  |  |",
         prediction + "6.00 [5.00, 7.00] | 1.10 | 8.00 |",
     ]
     assert f"{{ref}}`all machines <machines-{claim}>`" in text
@@ -78,7 +78,7 @@ def test_a_machines_name_cannot_break_the_table(record):
 def test_simulated_figures_are_not_called_measured(simulated_record):
     slug = simulated_record["machine"]["slug"]
     text = beside_others("pools_scale_apart", [simulated_record], slug, {slug: "Here"})
-    assert "| simulated, 95% |" in text
+    assert "verdict; simulated, 95% |" in text
     assert "measured" not in text
 
 

@@ -6,6 +6,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from prefill_decode.book import pages, refresh_readme
 from prefill_decode.book.pages import (
+    asymmetry,
     claims_table,
     fill,
     folding_words,
@@ -193,6 +194,18 @@ def test_the_cover_draws_a_request_and_the_roofline_of_one_record(record):
     on_it = {**record, "claim": pages.ROOFLINE_CLAIM, "points": points}
     assert "Test CPU @ 2.0" in request_figure([on_it]).alt
     assert "the prefill of 32 tokens takes 500 ms" in request_figure([on_it]).alt
+    text = asymmetry([on_it], record["machine"]["slug"])
+    assert text.count("<svg") == 2
+    assert text.startswith("One request, timed on Test CPU @ 2.0, 2 cores:\n\n<div")
+    assert asymmetry([record], record["machine"]["slug"]) == ""
+
+
+def test_a_void_record_is_drawn_only_where_there_is_no_other(record):
+    void = {**record, "claim": pages.ROOFLINE_CLAIM, "verdict": {"outcome": "void", "reason": "r"}}
+    sound = {**on(record, "there-1111", "There"), "claim": pages.ROOFLINE_CLAIM}
+    slug = record["machine"]["slug"]
+    assert "There" in phases_figure([void, sound], slug).alt
+    assert "Test CPU @ 2.0" in phases_figure([void], slug).alt
 
 
 def test_the_readme_gets_its_table_and_its_figure(make_project, record):

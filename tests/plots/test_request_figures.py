@@ -32,9 +32,11 @@ def test_the_prompt_is_the_one_nearest_to_the_decodes_context():
     assert life.tokens_for_the_prompt == pytest.approx(64 / 50)
 
 
-def test_disturbed_rounds_are_left_out_unless_all_were():
-    assert life_of([*PREFILLS, DECODE], RAW, [False, True, False, True]).decode_s == (0.04, 0.06)
-    assert len(life_of([*PREFILLS, DECODE], RAW, [True] * 4).decode_s) == 4
+def test_disturbed_rounds_are_left_out_unless_too_few_would_remain():
+    raw = {"decode x1": [0.04] * 6 + [0.09] * 2}
+    few, enough = [False] * 5 + [True] * 3, [False] * 6 + [True] * 2
+    assert life_of([*PREFILLS, DECODE], raw, enough).decode_s == (0.04,) * 6
+    assert len(life_of([*PREFILLS, DECODE], raw, few).decode_s) == 8
 
 
 def test_batches_and_prompts_on_a_cache_are_no_request_alone():

@@ -12,7 +12,7 @@ from prefill_decode.plots.tables import SIGNS, format_interval, table
 from prefill_decode.results import Record, Run, run_of
 from prefill_decode.units import format_significant
 
-HEADER = ("machine, its predictions", "verdict", "measured, 95%", "claim expects", "rival expects")
+HEADER = ("machine, its predictions", "verdict; measured, 95%", "claim expects", "rival expects")
 
 
 def beside_others(
@@ -46,14 +46,14 @@ def _rows(run: Run, slug: str, names: Mapping[str, str]) -> list[tuple[str, ...]
     """The machine with its verdict, then a row for each prediction."""
     here = run.machine["slug"]
     title = plain(f"this machine: {names[here]}" if here == slug else names[here])
-    first = (f"**{title}**", f"{SIGNS[run.outcome]} {run.outcome}", "", "", "")
+    first = (f"**{title}**", f"{SIGNS[run.outcome]} {run.outcome}", "", "")
     return [first, *(_prediction(run, name) for name in run.expected)]
 
 
 def _prediction(run: Run, name: str) -> tuple[str, ...]:
     quantity = run.quantities.get(name)
     measured = format_interval(quantity.measured) if quantity else "not measured"
-    return (plain(name), "", measured, *map(format_significant, run.expected[name]))
+    return (plain(name), measured, *map(format_significant, run.expected[name]))
 
 
 def _surprises(runs: Sequence[Run], slug: str) -> str:

@@ -59,6 +59,20 @@ def folding_words(cells: str) -> str:
     return signed.replace(" not run |", ' <span class="word">not run</span> |')
 
 
+def asymmetry(records: Sequence[Record], slug: str) -> str:
+    """The cover's two figures, both of one record, each below a line; empty without a record."""
+    chosen = _roofline_record(records, slug)
+    if chosen is None:
+        return ""
+    machine = machine_names(records)[chosen["machine"]["slug"]]
+    figures = {
+        f"One request, timed on {machine}:": request_figure(records, slug),
+        f"Steps by what limits them, on {machine}:": phases_figure(records, slug),
+    }
+    shown = [f"{line}\n\n{each._repr_html_()}" for line, each in figures.items() if each]
+    return "\n\n".join(shown)
+
+
 def request_figure(records: Sequence[Record], prefer_slug: str | None = None) -> Figure | None:
     """One request's life from the same record as `phases_figure`; None if it holds none."""
     chosen = _roofline_record(records, prefer_slug)
@@ -87,15 +101,19 @@ def phases_figure(records: Sequence[Record], prefer_slug: str | None = None) -> 
 
 
 def _roofline_record(records: Sequence[Record], prefer_slug: str | None) -> Record | None:
-    """This machine's record with a decode and prefills to show, or the newest; None without any."""
+    """This machine's record with a decode and prefills to show, or the newest, a void one last;
+    None without any."""
     candidates = [
         record
         for record in records
         if record["claim"] == ROOFLINE_CLAIM and len(_roofline_points(record)) > 1
     ]
-    return max(
-        candidates, key=lambda r: (r["machine"]["slug"] == prefer_slug, r["date"]), default=None
-    )
+
+    def rank(record: Record) -> tuple[bool, bool, str]:
+        sound = record["verdict"]["outcome"] != "void"
+        return sound, record["machine"]["slug"] == prefer_slug, record["date"]
+
+    return max(candidates, key=rank, default=None)
 
 
 def _roofline_points(record: Record) -> list[dict[str, Any]]:

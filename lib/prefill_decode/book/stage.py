@@ -18,14 +18,13 @@ from prefill_decode.book.beside import beside_others
 from prefill_decode.book.decision_page import decision_parts, held_parts
 from prefill_decode.book.glossary import Term, link_terms, read_terms
 from prefill_decode.book.pages import (
+    asymmetry,
     claims_table,
     fill,
     folding_words,
     machine_marks,
     machine_names,
-    phases_figure,
     provenance,
-    request_figure,
 )
 from prefill_decode.book.part_pages import part_tables
 from prefill_decode.book.project import Project, read_notebook, read_yaml
@@ -112,7 +111,7 @@ def _parts(project: Project, records: Sequence[Record], slug: str) -> dict[str, 
     return {
         "claims": folding_words(claims_table(project, records, "../notebooks", slug)),
         "machine-marks": machine_marks(records),
-        **_figures(records, slug),
+        "asymmetry": asymmetry(records, slug),
         "atlas-short": atlas_table(32),
         "atlas-long": atlas_table(8192),
         "atlas-measured": measured_table(records),
@@ -121,15 +120,6 @@ def _parts(project: Project, records: Sequence[Record], slug: str) -> dict[str, 
         **held_parts(project.chapters(), records),
         **_results_parts(project, records, slug),
     }
-
-
-def _figures(records: Sequence[Record], slug: str) -> dict[str, str]:
-    """The cover's, of one record; nothing where no record holds what they need."""
-    figures = {
-        "request-figure": request_figure(records, slug),
-        "phases-figure": phases_figure(records, slug),
-    }
-    return {name: each._repr_html_() if each else "" for name, each in figures.items()}
 
 
 def _terms(source: Path) -> list[Term]:

@@ -1,7 +1,8 @@
 """Request figures: one request's life, drawn with the times that a record's steps took.
 
 The prefill is the median of its rounds; each token after the first has the time of a decode step of
-another round, in the order of the rounds. Disturbed rounds are left out."""
+another round, in the order of the rounds. Disturbed rounds are left out where enough others
+remain."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from math import log
 from typing import Any
 
 from prefill_decode.plots.svg import BLUE, INK, ORANGE, Figure, as_figure, canvas
-from prefill_decode.statistics import median_interval
+from prefill_decode.statistics import LEAST_SAMPLES, median_interval
 from prefill_decode.units import format_seconds, format_significant, seconds_unit
 
 MOST_STEPS = 16  # ticks that a phone still tells apart
@@ -53,7 +54,9 @@ def life_of(
     context = int(decode["chunks"][0][1])
     prefill = min(prefills, key=lambda p: abs(log(p["new_tokens"] / context)))
     rounds = zip(raw_s[decode["step"]], disturbed, strict=True)
-    quiet = [time_s for time_s, bad in rounds if not bad] or list(raw_s[decode["step"]])
+    quiet = [time_s for time_s, bad in rounds if not bad]
+    if len(quiet) < LEAST_SAMPLES:  # then the medians count the disturbed rounds, too
+        quiet = list(raw_s[decode["step"]])
     return Life(
         int(prefill["new_tokens"]),
         context,
