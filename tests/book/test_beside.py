@@ -130,6 +130,16 @@ def test_figures_of_a_void_run_do_not_count():
     assert findings(runs, "here-6a09") == ["the verdict is supported here and void elsewhere"]
 
 
+def test_simulated_figures_are_compared_at_equal_settings_only():
+    def run(slug, parameters, **measured):
+        setting = {"simulated": {"hardware": []}, "parameters": parameters}
+        return make_run(slug, slug, setting=setting, **measured)
+
+    far = {BATCH: ratio(6.0, 5.0, 7.0)}
+    assert findings([run("here-6a09", {"a": 1}), run("there", {"a": 2}, **far)], "here-6a09") == []
+    assert len(findings([run("here-6a09", {}), run("there", {}, **far)], "here-6a09")) == 1
+
+
 def test_what_three_digits_do_not_tell_apart_is_no_surprise():
     near, nearer = ratio(1.0001, 1.0001, 1.0001), ratio(1.0002, 1.0002, 1.0002)
     runs = [make_run(**{BATCH: near}), make_run("there-2a0e", "There", **{BATCH: nearer})]

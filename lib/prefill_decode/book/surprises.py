@@ -1,8 +1,9 @@
 """Surprises: where one machine's result for a claim differs from those of all others.
 
 A verdict surprises when no other machine has it, a figure when its interval overlaps that of no
-other. Figures of a void run do not count. Both are a screen and no proof: an interval speaks of one
-run, and another hour's moves further."""
+other. Figures of a void run do not count. Simulated ones depend on no machine, so they are compared
+at equal settings only. Both are a screen and no proof: an interval speaks of one run, and another
+hour's moves further."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,6 +21,8 @@ NOBODY = "nothing to compare: no other machine has a record of these claims"
 def findings(runs: Sequence[Run], slug: str) -> list[str]:
     """Of one claim's runs: what lies apart on the machine SLUG, a clause each."""
     mine, others = ours_and_theirs(runs, slug)
+    if mine is not None and mine.is_simulated:
+        others = [run for run in others if run.setting == mine.setting]
     if mine is None or not others:
         return []
     titles = labels([mine, *others], slug)
