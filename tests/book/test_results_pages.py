@@ -104,12 +104,13 @@ def test_git_knows_which_records_came_with_the_book(tmp_path):
 def test_only_what_overlaps_no_other_machine_is_surprising():
     near, far = ratio(2.5, 2.0, 3.0), ratio(6.0, 5.0, 7.0)
     runs = [make_run(), other(**{BATCH: near}), other("Far", "far-1111", **{BATCH: far})]
-    assert surprises(runs, MINE) == (
-        f"**Surprising here:** {BATCH} is 1.50 [1.25, 1.75], below every other machine; the "
-        "nearest is There with 2.50 [2.00, 3.00] (1.67-fold apart)."
+    told = (
+        f"{BATCH} is 1.50 [1.25, 1.75], below every other machine; the nearest is There with "
+        "2.50 [2.00, 3.00] (1.67-fold apart)"
     )
+    assert surprises(runs, MINE) == f"**Surprising here:** {plain(told)}."
     assert surprises(runs, "far-1111").startswith(
-        f"**Surprising here:** {BATCH} is 6.00 [5.00, 7.00], above every other machine"
+        f"**Surprising here:** {BATCH} is 6.00 \\[5.00, 7.00\\], above every other machine"
     )
     touching = other(**{BATCH: ratio(2.0, 1.7, 3.0)})
     assert surprises([make_run(), touching, runs[2]], MINE).startswith("Nothing surprising here")

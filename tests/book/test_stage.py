@@ -5,7 +5,17 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from prefill_decode.book import pages, refresh_readme
-from prefill_decode.book.pages import claims_table, fill, phases_figure, provenance
+from prefill_decode.book.pages import (
+    asymmetry,
+    claims_table,
+    fill,
+    folding_words,
+    machine_marks,
+    machine_names,
+    phases_figure,
+    provenance,
+    request_figure,
+)
 from prefill_decode.book.stage import publishable, stage
 
 
@@ -44,6 +54,15 @@ def test_a_published_notebook_says_its_values_and_nothing_of_the_machines_folder
     nbformat.validate(published)
 
 
+def test_other_machines_stand_before_the_limits_or_at_the_end():
+    notebook = executed()
+    assert [c.source for c in publishable(notebook, "strip", "beside").cells][-1] == "beside"
+    notebook.cells.insert(3, new_markdown_cell("## What this does not show\n\nMuch."))
+    sources = [cell.source for cell in publishable(notebook, "strip", "beside").cells]
+    assert sources.index("beside") == sources.index("## What this does not show\n\nMuch.") - 1
+    assert "beside" not in [cell.source for cell in publishable(notebook, "strip").cells]
+
+
 def test_values_that_are_only_a_folder_leave_no_cell():
     notebook = executed()
     notebook.cells[2].source = '# Parameters\nresults_dir = "/home/someone"\n'
@@ -64,15 +83,18 @@ def test_a_warning_or_an_error_never_reaches_a_page(output):
 
 def test_the_mirror_keeps_the_checkouts_paths_and_points_to_a_fork(make_project, record):
     project = make_project()
+    (project.root / "book").mkdir()
+    (project.root / "book" / "glossary.md").write_text("(term-a)=\ncover\n: A page. The cover.\n")
     home = "https://example.org/book"
     (project.root / "_config.yml").write_text(f"repository:\n  url: {home}\n")
-    (project.root / "book" / "results").mkdir(parents=True)
+    (project.root / "book" / "results").mkdir()
     (project.root / "book" / "index.md").write_text(
-        "# Cover\n\n<!-- claims -->\n\n<!-- repository -->"
+        "# Cover\n\nThe cover.\n\n<!-- claims -->\n\n<!-- repository -->"
     )
     run = project.build / "run.ipynb"
     run.parent.mkdir()
     notebook = executed()
+    notebook.cells[0].source = "# Title\n\nA cover."
     notebook.cells[3].source = f"install({home})"
     nbformat.write(notebook, run)
     records = [{**record, "claim": "first"}]
@@ -81,11 +103,17 @@ def test_the_mirror_keeps_the_checkouts_paths_and_points_to_a_fork(make_project,
         project, {"first": run}, {"second": "it broke"}, records, record["machine"]["slug"], fork
     )
     cover = (source / "book" / "index.md").read_text()
-    assert "| [The first claim](../notebooks/first.ipynb) | ✓ supported |" in cover
-    assert "| [The second claim](../notebooks/second.ipynb) | not run |" in cover
+    row = '| [The first claim](../notebooks/first.ipynb) | ✓ <span class="word">supported</span> |'
+    assert row in cover
+    row = '| [The second claim](../notebooks/second.ipynb) | <span class="word">not run</span> |'
+    assert row in cover
     assert cover.endswith(fork)
+    assert "The [cover](#term-a)." in cover
+    assert (source / "book" / "glossary.md").read_text().endswith("The cover.\n")
     first = (source / "notebooks" / "first.ipynb").read_text()
     assert f"install({fork})" in first
+    assert "A [cover](#term-a)." in first
+    assert "## On this machine" in first
     assert "Test CPU @ 2.0, 2 cores" in first
     assert "it broke" in (source / "notebooks" / "second.ipynb").read_text()
     assert not (source / "book" / "results").exists()
@@ -97,9 +125,33 @@ def test_every_machine_has_its_column_and_unlike_verdicts_stand_side_by_side(mak
     other["machine"] = {**record["machine"], "slug": "other", "title": "Other"}
     table = claims_table(make_project(), [{**record, "claim": "first"}, other], "n")
     lines = table.splitlines()
-    assert lines[0] == "| claim | Test CPU @ 2.0, 2 cores | Other |"
-    assert lines[2].endswith("| ✓ supported | not run |")
-    assert lines[3].endswith("| not run | ✗ refuted |")
+    assert lines[0] == "| claim | Other | Test CPU @ 2.0, 2 cores |"
+    assert lines[2].endswith("| not run | ✓ supported |")
+    assert lines[3].endswith("| ✗ refuted | not run |")
+
+
+def on(record, slug, title="Test CPU"):
+    return {**record, "machine": {**record["machine"], "slug": slug, "title": title}}
+
+
+def test_machines_of_one_name_have_columns_of_their_own_and_this_one_is_first(record):
+    records = [on(record, "cpu-9ed8"), on(record, "cpu-fe86"), on(record, "a-1111", "Another")]
+    assert list(machine_names(records).values()) == [
+        "Another",
+        "Test CPU (9ed8)",
+        "Test CPU (fe86)",
+    ]
+    assert next(iter(machine_names(records, "cpu-fe86"))) == "cpu-fe86"
+    assert "mark in brackets" in machine_marks(records)
+    assert machine_marks(records[1:]) == ""
+
+
+def test_a_narrow_screen_keeps_the_signs_of_a_table_of_verdicts():
+    cells = "| a void | ✓ supported | ∅ void | not run |"
+    assert folding_words(cells) == (
+        '| a void | ✓ <span class="word">supported</span> | ∅ <span class="word">void</span> '
+        '| <span class="word">not run</span> |'
+    )
 
 
 def test_the_strip_names_machine_versions_parameters_and_commit(record):
@@ -144,8 +196,31 @@ def test_the_cover_figure_prefers_this_machine_and_then_the_newest(record):
     assert "Mine" in phases_figure(records, "here").alt
     assert "New" in phases_figure(records, "elsewhere").alt
     assert phases_figure([record], "here") is None
+    assert request_figure([record], "here") is None
     lonely = {**on("here", "2026-01-01T00:00:00Z", "Mine"), "points": record["points"][:1]}
     assert phases_figure([lonely], "here") is None
+
+
+def test_the_cover_draws_a_request_and_the_roofline_of_one_record(record):
+    decode = record["points"][0]
+    prompt = {**decode, "step": "prefill 32", "chunks": [[32, 0, 1]], "new_tokens": 32}
+    times = {"median": 0.5, "low": 0.4, "high": 0.6, "n": 8, "coverage": 0.99}
+    points = [decode, {**prompt, "flops": 100 * decode["flops"], "time_s": times}]
+    on_it = {**record, "claim": pages.ROOFLINE_CLAIM, "points": points}
+    assert "Test CPU @ 2.0" in request_figure([on_it]).alt
+    assert "the prefill of 32 tokens takes 500 ms" in request_figure([on_it]).alt
+    text = asymmetry([on_it], record["machine"]["slug"])
+    assert text.count("<svg") == 2
+    assert text.startswith("One request, timed on Test CPU @ 2.0, 2 cores:\n\n<div")
+    assert asymmetry([record], record["machine"]["slug"]) == ""
+
+
+def test_a_void_record_is_drawn_only_where_there_is_no_other(record):
+    void = {**record, "claim": pages.ROOFLINE_CLAIM, "verdict": {"outcome": "void", "reason": "r"}}
+    sound = {**on(record, "there-1111", "There"), "claim": pages.ROOFLINE_CLAIM}
+    slug = record["machine"]["slug"]
+    assert "There" in phases_figure([void, sound], slug).alt
+    assert "Test CPU @ 2.0" in phases_figure([void], slug).alt
 
 
 def test_the_readme_gets_its_table_and_its_figure(make_project, record):

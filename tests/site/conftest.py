@@ -21,7 +21,13 @@ OWN = ROOT / "_build" / "site-for-tests"
 CHAPTERS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 PAGES = [
     "book/index.html",
+    "book/part_two_phases.html",
+    "book/part_contention.html",
+    "book/part_disaggregation.html",
+    "book/part_engines.html",
+    "book/what_follows.html",
     "book/how_to_read.html",
+    "book/glossary.html",
     "book/run_it.html",
     "book/crossover_atlas.html",
     "book/results_by_machine.html",
@@ -56,6 +62,7 @@ def built(pytestconfig):
     assert done.returncode == 0, done.stderr
     assert f"open {build / 'html' / 'index.html'}" in done.stdout
     assert "verdicts on" in done.stdout
+    assert "surprising on" in done.stdout
     return build, results
 
 

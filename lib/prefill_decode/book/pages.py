@@ -10,6 +10,8 @@ from typing import Any
 from prefill_decode.book.project import Project
 from prefill_decode.hardware import Hardware
 from prefill_decode.plots import Figure, phases_on_the_roofline
+from prefill_decode.plots.machine_figures import distinct_titles
+from prefill_decode.plots.request_figures import life_of, request_life
 from prefill_decode.plots.tables import SIGNS, table
 from prefill_decode.results import Record, write_atomically
 from prefill_decode.units import format_bytes
@@ -17,9 +19,12 @@ from prefill_decode.units import format_bytes
 ROOFLINE_CLAIM = "prefill_is_compute_bound"
 
 
-def claims_table(project: Project, records: Sequence[Record], link: str | None = None) -> str:
-    """Every claim and its verdict on every recorded machine; titles link to LINK/CHAPTER.ipynb."""
-    machines = {record["machine"]["slug"]: record["machine"]["title"] for record in records}
+def claims_table(
+    project: Project, records: Sequence[Record], link: str | None = None, slug: str | None = None
+) -> str:
+    """Every claim and its verdict on every recorded machine, SLUG's first; titles link to
+    LINK/CHAPTER.ipynb."""
+    machines = machine_names(records, slug)
     verdicts = {(r["claim"], r["machine"]["slug"]): r["verdict"]["outcome"] for r in records}
     rows = []
     for chapter in project.chapters():
@@ -30,18 +35,61 @@ def claims_table(project: Project, records: Sequence[Record], link: str | None =
     return table(["claim", *machines.values()], rows)
 
 
+def machine_names(records: Sequence[Record], slug: str | None = None) -> dict[str, str]:
+    """What each recorded machine is called, no two alike; SLUG's first, the others by name."""
+    titles = {record["machine"]["slug"]: str(record["machine"]["title"]) for record in records}
+    names = distinct_titles(titles)
+    return dict(sorted(names.items(), key=lambda item: (item[0] != slug, item[1], item[0])))
+
+
+def machine_marks(records: Sequence[Record]) -> str:
+    """What the marks behind names say, where machines share one; else nothing."""
+    titles = {record["machine"]["slug"]: record["machine"]["title"] for record in records}
+    if len(set(titles.values())) == len(titles):
+        return ""
+    return (
+        "Machines of one name are told apart by the mark in brackets, the end of their records' "
+        "file names. "
+    )
+
+
+def folding_words(cells: str) -> str:
+    """A table of verdicts whose words a narrow screen leaves out: the signs stay."""
+    signs, words = "".join(SIGNS.values()), "|".join(SIGNS)
+    signed = re.sub(rf"([{signs}]) ({words}) \|", r'\1 <span class="word">\2</span> |', cells)
+    return signed.replace(" not run |", ' <span class="word">not run</span> |')
+
+
+def asymmetry(records: Sequence[Record], slug: str) -> str:
+    """The cover's two figures, both of one record, each below a line; empty without a record."""
+    chosen = _roofline_record(records, slug)
+    if chosen is None:
+        return ""
+    machine = machine_names(records)[chosen["machine"]["slug"]]
+    figures = {
+        f"One request, timed on {machine}:": request_figure(records, slug),
+        f"Steps by what limits them, on {machine}:": phases_figure(records, slug),
+    }
+    shown = [f"{line}\n\n{each._repr_html_()}" for line, each in figures.items() if each]
+    return "\n\n".join(shown)
+
+
+def request_figure(records: Sequence[Record], prefer_slug: str | None = None) -> Figure | None:
+    """One request's life from the same record as `phases_figure`; None if it holds none."""
+    chosen = _roofline_record(records, prefer_slug)
+    if chosen is None:
+        return None
+    life = life_of(chosen["points"], chosen["timings"]["raw_s"], chosen["timings"]["disturbed"])
+    return request_life(life, chosen["machine"]["title"]) if life else None
+
+
 def phases_figure(records: Sequence[Record], prefer_slug: str | None = None) -> Figure | None:
     """The roofline with a decode and the prefills of one record on it: this machine's, or the
     newest.
     """
-    candidates = [
-        record
-        for record in records
-        if record["claim"] == ROOFLINE_CLAIM and len(_roofline_points(record)) > 1
-    ]
-    if not candidates:
+    chosen = _roofline_record(records, prefer_slug)
+    if chosen is None:
         return None
-    chosen = max(candidates, key=lambda r: (r["machine"]["slug"] == prefer_slug, r["date"]))
     ceilings = chosen["ceilings"]
     hardware = Hardware(
         chosen["machine"]["title"],
@@ -51,6 +99,22 @@ def phases_figure(records: Sequence[Record], prefer_slug: str | None = None) -> 
         ceilings["source"],
     )
     return phases_on_the_roofline(_roofline_points(chosen), hardware)
+
+
+def _roofline_record(records: Sequence[Record], prefer_slug: str | None) -> Record | None:
+    """This machine's record with a decode and prefills to show, or the newest, a void one last;
+    None without any."""
+    candidates = [
+        record
+        for record in records
+        if record["claim"] == ROOFLINE_CLAIM and len(_roofline_points(record)) > 1
+    ]
+
+    def rank(record: Record) -> tuple[bool, bool, str]:
+        sound = record["verdict"]["outcome"] != "void"
+        return sound, record["machine"]["slug"] == prefer_slug, record["date"]
+
+    return max(candidates, key=rank, default=None)
 
 
 def _roofline_points(record: Record) -> list[dict[str, Any]]:

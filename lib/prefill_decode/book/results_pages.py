@@ -6,12 +6,13 @@ than it says. The page on trust shows by how much."""
 
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 from prefill_decode.book.project import Project
+from prefill_decode.book.surprises import findings
 from prefill_decode.plots.history_figures import (
     LEAST_RUNS,
     MOST_RUNS,
@@ -26,18 +27,14 @@ from prefill_decode.plots.machine_figures import (
     labels,
     machines_figure,
     panels_of,
-    stands_apart,
 )
 from prefill_decode.plots.tables import (
     JUDGEMENT_HEADER,
     SIGNS,
-    format_interval,
     judgement_row,
     table,
 )
 from prefill_decode.results import STEP_PREFIXES, Record, Run, interval_of, run_of
-from prefill_decode.statistics import Interval
-from prefill_decode.units import format_significant
 
 TABLE_RUNS = 10
 LARGEST_PAGE_BYTES = 400_000  # of Markdown; tables and the theme's frame add up to 100 kB
@@ -128,17 +125,8 @@ def surprises(runs: Sequence[Run], slug: str) -> str:
     if not others:
         done = "simulated" if mine.is_simulated else "measured"
         return f"No other machine has {done} this claim yet, so nothing can be surprising here."
-    titles = labels(ordered, slug)
-    found = [
-        _apart(mine, others, name, titles) for name in mine.expected if name in mine.quantities
-    ]
-    sentences = [sentence for sentence in found if sentence]
-    verdicts = {run.outcome for run in others}
-    if mine.outcome not in verdicts:
-        told = " and ".join(sorted(verdicts))
-        sentences.insert(0, f"the verdict is {mine.outcome} here and {told} elsewhere")
-    if sentences:
-        return f"**Surprising here:** {'; '.join(sentences)}."
+    if clauses := findings(runs, slug):
+        return f"**Surprising here:** {plain('; '.join(clauses))}."
     return _no_surprise(mine, others)
 
 
@@ -252,31 +240,6 @@ def _whose(runs: Sequence[Run], slug: str, committed: set[tuple[str, str]] | Non
         done = "Simulated" if mine.is_simulated else "Measured"
         return f"{done} here: {title}." + (f" The book's: {others}." if others else "")
     return f"This machine: {title}." + (f" Others: {others}." if others else "")
-
-
-def _apart(mine: Run, others: Sequence[Run], name: str, titles: Mapping[str, str]) -> str:
-    """How this machine differs from all others in one prediction; empty if it does not."""
-    measured = mine.quantities[name].measured
-    theirs = [
-        (titles[run.machine["slug"]], run.quantities[name].measured)
-        for run in others
-        if name in run.expected and name in run.quantities
-    ]
-    nearest = stands_apart(measured, [each for _, each in theirs])
-    if nearest is None:
-        return ""
-    title = next(title for title, each in theirs if each is nearest)
-    side = "above" if measured.low > nearest.high else "below"
-    many = "every other machine; the nearest is" if len(theirs) > 1 else "the other machine,"
-    return (
-        f"{plain(name)} is {format_interval(measured)}, {side} {many} {plain(title)} with "
-        f"{format_interval(nearest)}{_fold(measured, nearest)}"
-    )
-
-
-def _fold(measured: Interval, nearest: Interval) -> str:
-    smaller, larger = sorted((measured.median, nearest.median))
-    return f" ({format_significant(larger / smaller)}-fold apart)" if smaller > 0 else ""
 
 
 def _no_surprise(mine: Run, others: Sequence[Run]) -> str:

@@ -14,7 +14,19 @@ import nbformat
 import yaml
 
 from prefill_decode.book.atlas_page import atlas_table, measured_table
-from prefill_decode.book.pages import claims_table, fill, phases_figure, provenance
+from prefill_decode.book.beside import beside_others
+from prefill_decode.book.decision_page import decision_parts, held_parts
+from prefill_decode.book.glossary import Term, link_terms, read_terms
+from prefill_decode.book.pages import (
+    asymmetry,
+    claims_table,
+    fill,
+    folding_words,
+    machine_marks,
+    machine_names,
+    provenance,
+)
+from prefill_decode.book.part_pages import part_tables
 from prefill_decode.book.project import Project, read_notebook, read_yaml
 from prefill_decode.book.results_pages import (
     chapters_of,
@@ -31,6 +43,10 @@ from prefill_decode.results import Record, baselines, history
 NOT_RUN = """```{{warning}}
 This chapter has not been run on this machine: {reason}
 ```"""
+
+GLOSSARY = "glossary.md"
+STRIP, BESIDE = "provenance", "beside-others"  # cells that staging adds
+LIMITS = "## What this does not show"  # a chapter's section after the verdict
 
 FRONT_PAGE = """<!doctype html>
 <html lang="en">
@@ -66,6 +82,8 @@ def stage(
     shutil.copytree(
         project.root / "book", source / "book", ignore=shutil.ignore_patterns("results")
     )
+    terms = _terms(source)
+    names = machine_names(records, slug)
     by_claim = {r["claim"]: r for r in records if r["machine"]["slug"] == slug}
     for chapter in project.chapters():
         notebook = read_notebook(runs.get(chapter, project.notebook(chapter)))
@@ -74,22 +92,48 @@ def stage(
             if chapter in runs
             else NOT_RUN.format(reason=failures.get(chapter, "it was left out"))
         )
-        published = publishable(notebook, note)
+        published = publishable(notebook, note, beside_others(chapter, records, slug, names))
+        _link_terms_of_cells(published, terms)
         for cell in published.cells:
             cell.source = cell.source.replace(original_url, url)
         nbformat.write(published, source / "notebooks" / f"{chapter}.ipynb")
-    figure = phases_figure(records, prefer_slug=slug)
-    parts = {
-        "claims": claims_table(project, records, "../notebooks"),
-        "phases-figure": figure._repr_html_() if figure else "",
+    parts = _parts(project, records, slug) | {"repository": url}
+    for page in source.glob("book/*.md"):
+        text = page.read_text(encoding="utf-8")
+        if page.name != GLOSSARY:
+            text = link_terms(text, terms, set())
+        page.write_text(fill(text, parts), encoding="utf-8")
+    return source
+
+
+def _parts(project: Project, records: Sequence[Record], slug: str) -> dict[str, str]:
+    """What the pages show, by the names that they ask for."""
+    return {
+        "claims": folding_words(claims_table(project, records, "../notebooks", slug)),
+        "machine-marks": machine_marks(records),
+        "asymmetry": asymmetry(records, slug),
         "atlas-short": atlas_table(32),
         "atlas-long": atlas_table(8192),
         "atlas-measured": measured_table(records),
-        "repository": url,
-    } | _results_parts(project, records, slug)
-    for page in source.glob("book/*.md"):
-        page.write_text(fill(page.read_text(encoding="utf-8"), parts), encoding="utf-8")
-    return source
+        **part_tables(project, records, slug),
+        **decision_parts(),
+        **held_parts(project.chapters(), records),
+        **_results_parts(project, records, slug),
+    }
+
+
+def _terms(source: Path) -> list[Term]:
+    """Those of the glossary, if the book has one."""
+    page = source / "book" / GLOSSARY
+    return read_terms(page.read_text(encoding="utf-8")) if page.is_file() else []
+
+
+def _link_terms_of_cells(notebook: nbformat.NotebookNode, terms: Sequence[Term]) -> None:
+    """Link each term where the chapter's prose uses it first; the strip is no prose."""
+    linked: set[str] = set()
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown" and cell.id not in (STRIP, BESIDE):
+            cell.source = link_terms(cell.source, terms, linked)
 
 
 def _results_parts(project: Project, records: Sequence[Record], slug: str) -> dict[str, str]:
@@ -108,8 +152,11 @@ def _results_parts(project: Project, records: Sequence[Record], slug: str) -> di
     }
 
 
-def publishable(notebook: nbformat.NotebookNode, note: str) -> nbformat.NotebookNode:
-    """A copy without papermill's traces, with `note` below the title.
+def publishable(
+    notebook: nbformat.NotebookNode, note: str, beside: str = ""
+) -> nbformat.NotebookNode:
+    """A copy without papermill's traces, with `note` below the title and `beside` after the
+    verdict, before the chapter's limits.
 
     ValueError if a cell failed or wrote to stderr.
     """
@@ -124,13 +171,19 @@ def publishable(notebook: nbformat.NotebookNode, note: str) -> nbformat.Notebook
         cell.metadata.pop("papermill", None)
         cell.metadata.pop("execution", None)
         cells.append(cell)
-    strip = nbformat.v4.new_markdown_cell(note, id="provenance")
+    cells.insert(1, nbformat.v4.new_markdown_cell(note, id=STRIP))
+    if beside:
+        cells.insert(_limits_place(cells), nbformat.v4.new_markdown_cell(beside, id=BESIDE))
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
-    published: nbformat.NotebookNode = nbformat.v4.new_notebook(
-        cells=[cells[0], strip, *cells[1:]], metadata=metadata
-    )
+    published: nbformat.NotebookNode = nbformat.v4.new_notebook(cells=cells, metadata=metadata)
     return published
+
+
+def _limits_place(cells: Sequence[nbformat.NotebookNode]) -> int:
+    """Where the cell with the limits stands, or the end."""
+    places = (i for i, cell in enumerate(cells) if cell.source.startswith(LIMITS))
+    return next(places, len(cells))
 
 
 def _injected(cell: nbformat.NotebookNode) -> nbformat.NotebookNode | None:

@@ -103,6 +103,7 @@ def book(options: argparse.Namespace) -> int:
     source = publishing.stage(project, runs, reasons, records, machine.slug, options.repository_url)
     cover = publishing.build_html(project, source)
     print_verdicts(project, project.chapters(), machine)
+    print_surprises(project, records, machine)
     print(f"\nopen {cover}")
     return FINDING if failures or problems else FINE
 
@@ -209,3 +210,15 @@ def print_verdicts(project: "Project", chapters: Sequence[str], machine: "Machin
     records, _ = results.load_all(project.results)
     print(f"\nverdicts on {machine.title}:")
     print("\n".join(verdict_lines(chapters, records, machine.slug)))
+
+
+def print_surprises(
+    project: "Project", records: Sequence[dict[str, Any]], machine: "Machine"
+) -> None:
+    """Where this machine's results lie apart from those of all that came with the book."""
+    from prefill_decode import results
+    from prefill_decode.book.surprises import surprise_lines
+
+    others, _ = results.load_all(project.root / "book" / "results")
+    print(f"\nsurprising on {machine.title}, beside the book's other machines:")
+    print("\n".join(surprise_lines(project.chapters(), records, machine.slug, others)))

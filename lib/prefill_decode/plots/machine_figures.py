@@ -45,13 +45,17 @@ def shown_of(runs: Sequence[Run], slug: str) -> list[Run]:
 
 def labels(runs: Sequence[Run], slug: str) -> dict[str, str]:
     """What to call each machine, by slug: its title, with the slug's mark where titles repeat."""
-    titles = {run.machine["slug"]: str(run.machine["title"]) for run in runs}
-    count = Counter(titles.values())
-    named = {
-        each: f"{title} ({each.rpartition('-')[2]})" if count[title] > 1 else title
-        for each, title in titles.items()
-    }
+    named = distinct_titles({run.machine["slug"]: str(run.machine["title"]) for run in runs})
     return {each: f"this machine: {t}" if each == slug else t for each, t in named.items()}
+
+
+def distinct_titles(titles: Mapping[str, str]) -> dict[str, str]:
+    """Titles by slug, each followed by its slug's mark where another machine has the same."""
+    count = Counter(titles.values())
+    return {
+        slug: f"{title} ({slug.rpartition('-')[2]})" if count[title] > 1 else title
+        for slug, title in titles.items()
+    }
 
 
 def machines_figure(runs: Sequence[Run], slug: str) -> Figure:
