@@ -23,6 +23,7 @@ PAGES = [
     "book/index.html",
     "book/how_to_read.html",
     "book/run_it.html",
+    "book/calculator.html",
     "book/crossover_atlas.html",
     "book/results_by_machine.html",
     "book/history.html",

@@ -14,6 +14,7 @@ import nbformat
 import yaml
 
 from prefill_decode.book.atlas_page import atlas_table, measured_table
+from prefill_decode.book.calculator_page import calculator_parts
 from prefill_decode.book.pages import claims_table, fill, phases_figure, provenance
 from prefill_decode.book.project import Project, read_notebook, read_yaml
 from prefill_decode.book.results_pages import (
@@ -86,7 +87,9 @@ def stage(
         "atlas-long": atlas_table(8192),
         "atlas-measured": measured_table(records),
         "repository": url,
-    } | _results_parts(project, records, slug)
+        **calculator_parts(),
+        **_results_parts(project, records, slug),
+    }
     for page in source.glob("book/*.md"):
         page.write_text(fill(page.read_text(encoding="utf-8"), parts), encoding="utf-8")
     return source
