@@ -588,7 +588,7 @@
   /* The picture: the roofline on logarithmic axes, with the two steps on it. */
 
   const BLUE = "#2b83c6", ORANGE = "#d55e00"; // as in the chapters' figures
-  const FRAME = { left: 52, right: 428, top: 26, bottom: 262, width: 440, height: 306 };
+  const FRAME = { left: 60, right: 432, top: 26, bottom: 262, width: 450, height: 306 };
   const SVG = "http://www.w3.org/2000/svg";
 
   function drawn(name, attributes, text = "") {
@@ -623,7 +623,8 @@
 
   /** With its SI prefix: 100 T. */
   function powerOfTen(value) {
-    const [factor, prefix] = SI_STEPS.find((step) => value >= 0.999 * step[0]) || [1, ""];
+    const steps = [[1e18, "E"], [1e15, "P"], ...SI_STEPS];
+    const [factor, prefix] = steps.find((step) => value >= 0.999 * step[0]) || [1, ""];
     return `${Number((value / factor).toPrecision(3))} ${prefix}`.trim();
   }
 
