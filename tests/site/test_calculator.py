@@ -3,19 +3,20 @@
 import itertools
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import isclose
 
 import pytest
 from playwright.sync_api import expect
 
-from prefill_decode.book.calculator_page import NUMBERS, word
+from prefill_decode.book.calculator_page import NUMBERS, accelerator_data, model_data, word
 from prefill_decode.capacity import sequences_that_fit
 from prefill_decode.crossover import predicted_crossover
 from prefill_decode.crossover_atlas import crossovers
 from prefill_decode.hardware import Hardware, accelerator, accelerators
 from prefill_decode.hf_config import get, shipped
+from prefill_decode.model_spec import Experts, LatentAttention, ModelSpec
 from prefill_decode.roofline import StepWork, Work, step_work
 from prefill_decode.step import Chunk
 from prefill_decode.transfer_cost import least_handover, moved_bytes
@@ -78,9 +79,9 @@ def typed(name, dtype):
     return get(name).with_dtype(dtype)
 
 
-def hardware_of(choice):
+def hardware_of(choice, row):
     """All devices as one; None where no source prints the peak."""
-    row, dtype = accelerator(choice.accelerator), ARITHMETIC[choice.numbers]
+    dtype = ARITHMETIC[choice.numbers]
     peak = row.peak_flops_per_s(dtype)
     if peak is None:
         return None
@@ -89,8 +90,7 @@ def hardware_of(choice):
 
 
 @cache
-def batching_of(model_name, dtype, context, hardware):
-    model = typed(model_name, dtype)
+def batching_of(model, context, hardware):
     first, awake = crossovers(model, context, hardware)
     return {
         "crossover": first,
@@ -156,17 +156,20 @@ def tokens_per_s(choice, model, hardware, fit):
     }
 
 
-def expected(choice):
-    """What the library says of a choice, in the shape of the script's answer."""
-    model, hardware = typed(choice.model, choice.numbers), hardware_of(choice)
-    row = accelerator(choice.accelerator)
+def expected(choice, model=None, row=None):
+    """What the library says of a choice, in the shape of the script's answer.
+
+    `model` and `row` stand in for those that ship."""
+    model = model or typed(choice.model, choice.numbers)
+    row = row or accelerator(choice.accelerator)
+    hardware = hardware_of(choice, row)
     capacity = choice.devices * row.capacity_bytes
     fit = sequences_that_fit(model, capacity, choice.context)
     rates = ("crossover", "crossover_all_awake", "crossover_swept")
     rates += ("tokens_per_s_each", "tokens_per_s", "tokens_per_s_full")
     batching = dict.fromkeys(rates)
     if hardware is not None:
-        batching = batching_of(choice.model, choice.numbers, choice.context, hardware)
+        batching = batching_of(model, choice.context, hardware)
         batching = batching | tokens_per_s(choice, model, hardware, fit)
     return {
         "hardware": {
@@ -201,8 +204,8 @@ def agree(value, right, near):
     return value is not None and isclose(value, right, rel_tol=SAME, abs_tol=near)
 
 
-def differences(choice, answer):
-    right, got = flat(expected(choice)), flat(answer)
+def differences(choice, answer, model=None, row=None):
+    right, got = flat(expected(choice, model, row)), flat(answer)
     assert got.keys() == right.keys()
     # What is not hidden of a transfer is a difference of two long times: as good as they are.
     near = {"moving.exposed_s": SAME * (right["moving.layered_s"] or 0)}
@@ -213,14 +216,22 @@ def differences(choice, answer):
     ]
 
 
-def answers(page, choices):
-    """The script's answers to many choices, through its pure function."""
+def answers(page, choices, models=(), rows=()):
+    """The script's answers to many choices, through its pure function.
+
+    `models` and `rows` come on top of those in the page."""
     return page.evaluate(
-        """choices => {
+        """([choices, models, accelerators]) => {
             const data = JSON.parse(document.getElementById("calculator-data").textContent);
+            data.models.push(...models);
+            data.accelerators.push(...accelerators);
             return choices.map(each => window.prefillDecodeCalculator.calculate(data, each));
         }""",
-        [choice.fields for choice in choices],
+        [
+            [choice.fields for choice in choices],
+            [model_data(model) for model in models],
+            [accelerator_data(row) for row in rows],
+        ],
     )
 
 
@@ -248,6 +259,39 @@ def test_every_number_is_the_librarys_for_every_model_and_number_type(open_page)
     for choice, answer in zip(choices, answers(open_page(PAGE), choices), strict=True):
         wrong += differences(choice, answer)
     assert wrong[:5] == []
+
+
+SHAPE = {
+    "num_layers": 5,
+    "hidden_size": 96,
+    "intermediate_size": 200,
+    "num_heads": 8,
+    "num_kv_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 777,
+    "tied_embeddings": False,
+}
+LATENT = LatentAttention(None, 24, 10, 6, 12)  # queries straight from the hidden values
+GATED_EXPERTS = Experts(6, 2, 48, shared_intermediate_size=64, shared_gate=True, dense_layers=(0,))
+UNLIKE_THOSE_THAT_SHIP = [
+    ModelSpec("ungated", **SHAPE, gated_mlp=False, windows=(4, None, 4, 9, None)),
+    ModelSpec("latent", **SHAPE, latent=LATENT),
+    ModelSpec("experts", **SHAPE, experts=GATED_EXPERTS),
+    ModelSpec("ungated experts", **SHAPE, experts=GATED_EXPERTS, gated_mlp=False),
+]
+# The second's ridge lies below the intensity of a single sequence: all of a step is arithmetic.
+UNLIKE_CHIPS = [
+    replace(accelerator("L4"), name="even", bandwidth_bytes_per_s=1e12, capacity_bytes=10**9 + 7),
+    replace(accelerator("L4"), name="slow", peak_bf16_flops_per_s=2e11, capacity_bytes=1000),
+]
+
+
+def test_shapes_and_chips_unlike_those_that_ship_agree_as_well(open_page):
+    page = open_page(PAGE)
+    for model, row in itertools.product(UNLIKE_THOSE_THAT_SHIP, UNLIKE_CHIPS):
+        choice = Choice(model.name, row.name, "bfloat16", 1, 5, 33, 70, 3.3)
+        (answer,) = answers(page, [choice], [model], [row])
+        assert differences(choice, answer, model, row) == []
 
 
 def test_every_accelerator_has_the_ceilings_and_the_memory_of_its_data_sheet(open_page):
@@ -293,12 +337,13 @@ def assert_shows(page, choice):
         assert number == right[key] or isclose(float(number), right[key], rel_tol=1e-8), key
 
 
+UNKNOWN_AT_FLOAT8 = "A100 SXM 80GB"
 SHOWN = [
     Choice(),
     Choice("gemma-3-1b", "L4", "bfloat16", 1, 3, 1000, 700, 25),
     Choice("deepseek-v3", "MI300X", "fp8", 8, 64, 4096, 8192, 400.5),
     Choice("gpt-oss-20b", "B200 SXM", "mxfp4", 1, 200, 333, 1, 0.25),
-    Choice("qwen2.5-7b", "A100 SXM 80GB", "float8"),
+    Choice("qwen2.5-7b", UNKNOWN_AT_FLOAT8, "float8"),
     Choice("llama-3.1-70b", "H100 SXM", "int4", 2, 1, 1, 100_000),
     Choice("llama-3.1-70b", "L4"),  # the weights alone do not fit
 ]
@@ -482,7 +527,7 @@ def test_points_and_words_stay_inside_the_picture(open_page):
     page = open_page(PAGE)
     for choice in SHOWN:
         choose(page, choice)
-        if hardware_of(choice) is None:
+        if choice.accelerator == UNKNOWN_AT_FLOAT8 and choice.numbers == "float8":
             continue
         outside = page.evaluate(
             """() => {

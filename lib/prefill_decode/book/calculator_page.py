@@ -115,16 +115,14 @@ def data_element() -> str:
 def calculator_data() -> dict[str, Any]:
     """Everything that the script computes with, under the library's own names."""
     return {
-        "models": [_model_data(model) for model in shipped()],
-        "accelerators": [
-            {**asdict(each), "word": word(each.name), "peaks_flops_per_s": _peaks(each)}
-            for each in accelerators()
-        ],
+        "models": [model_data(model) for model in shipped()],
+        "accelerators": [accelerator_data(each) for each in accelerators()],
         "numbers": [_numbers_data(each) for each in NUMBERS],
     }
 
 
-def _model_data(model: ModelSpec) -> dict[str, Any]:
+def model_data(model: ModelSpec) -> dict[str, Any]:
+    """What of a shape the arithmetic needs."""
     return {
         **{name: getattr(model, name) for name in MODEL_FIELDS},
         "window_layers": list(model.window_layers()),
@@ -133,8 +131,10 @@ def _model_data(model: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _peaks(row: Accelerator) -> dict[str, float | None]:
-    return {each.arithmetic: row.peak_flops_per_s(each.arithmetic) for each in NUMBERS}
+def accelerator_data(row: Accelerator) -> dict[str, Any]:
+    """A data sheet, with the peak of each arithmetic; None is unknown."""
+    peaks = {each.arithmetic: row.peak_flops_per_s(each.arithmetic) for each in NUMBERS}
+    return {**asdict(row), "word": word(row.name), "peaks_flops_per_s": peaks}
 
 
 def _numbers_data(numbers: Numbers) -> dict[str, Any]:
