@@ -658,7 +658,7 @@
 
   function mark({ xOf, yOf }, point, lowered) {
     const [x, y] = [xOf(point.intensity), yOf(point.rate)];
-    const late = x > 0.72 * FRAME.width;
+    const late = x > FRAME.right - 60; // no room to the right of it
     const label = { x: x + (late ? -8 : 8), y: y + (lowered ? 34 : 18), class: "name" };
     label["text-anchor"] = late ? "end" : "start";
     const shape = point.name === "decode"
