@@ -29,6 +29,7 @@ PAGES = [
     "book/how_to_read.html",
     "book/glossary.html",
     "book/run_it.html",
+    "book/calculator.html",
     "book/crossover_atlas.html",
     "book/results_by_machine.html",
     "book/history.html",

@@ -15,6 +15,7 @@ import yaml
 
 from prefill_decode.book.atlas_page import atlas_table, measured_table
 from prefill_decode.book.beside import beside_others
+from prefill_decode.book.calculator_page import calculator_parts
 from prefill_decode.book.decision_page import decision_parts, held_parts
 from prefill_decode.book.glossary import Term, link_terms, read_terms
 from prefill_decode.book.pages import (
@@ -115,6 +116,7 @@ def _parts(project: Project, records: Sequence[Record], slug: str) -> dict[str, 
         "atlas-short": atlas_table(32),
         "atlas-long": atlas_table(8192),
         "atlas-measured": measured_table(records),
+        **calculator_parts(),
         **part_tables(project, records, slug),
         **decision_parts(),
         **held_parts(project.chapters(), records),
