@@ -25,6 +25,7 @@ from prefill_decode.book.results_pages import (
     with_records,
 )
 from prefill_decode.book.run import check_outputs
+from prefill_decode.book.status_page import status_page
 from prefill_decode.book.trust_page import trust_parts
 from prefill_decode.results import Record, baselines, history
 
@@ -85,6 +86,7 @@ def stage(
         "atlas-short": atlas_table(32),
         "atlas-long": atlas_table(8192),
         "atlas-measured": measured_table(records),
+        "status": status_page(project, runs, records, slug),
         "repository": url,
     } | _results_parts(project, records, slug)
     for page in source.glob("book/*.md"):
