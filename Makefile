@@ -1,5 +1,6 @@
 # make book   sets up, measures this machine, builds the book
 # make test   sets up and runs every test
+# make links  asks every external address on the pages of the last `make book`
 # Each makes its own environment in .venv; PYTHON chooses the interpreter (3.11 or newer).
 
 PYTHON ?= python3
@@ -7,7 +8,7 @@ BIN := .venv/bin
 ARGS ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: book test check browser clean
+.PHONY: book test check browser links clean
 
 book: .venv/book
 	$(BIN)/prefill-decode book $(ARGS)
@@ -23,6 +24,10 @@ check: .venv/test
 # The site's tests click through the pages in a real Chromium: the system's, or Playwright's own.
 browser: .venv/test
 	$(BIN)/python tests/install_browser.py
+
+# Sphinx's own link checker; it fails on an address that does not answer and lists them all.
+links: .venv/book
+	$(BIN)/python -m sphinx -b linkcheck -q -d _build/doctrees _build/src _build/links
 
 .venv/python: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("the book needs Python 3.11 or newer; set PYTHON=..." if sys.version_info < (3, 11) else 0)'

@@ -34,6 +34,7 @@ PAGES = [
     "book/results_by_machine.html",
     "book/history.html",
     "book/how_far_to_trust.html",
+    "book/status.html",
     "book/references.html",
     *(f"notebooks/{name}.html" for name in CHAPTERS),
 ]

@@ -4,6 +4,7 @@ Chapter order lives in _toc.yml and nowhere else; a chapter's title is the first
 notebook."""
 
 import re
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -86,6 +87,15 @@ class Project:
         if not isinstance(url, str) or not url.startswith("https://"):
             raise ValueError(f"{path}: repository/url must be an https address; got {url!r}")
         return url
+
+    def commit(self) -> str | None:
+        """The checkout's commit, in short; None without git."""
+        command = ["git", "-C", str(self.root), "rev-parse", "--short=12", "HEAD"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        return done.stdout.strip()
 
     def chosen(self, wanted: list[str]) -> list[str]:
         """The wanted chapters in reading order, all when none is named. ValueError for unknown

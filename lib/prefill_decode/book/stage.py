@@ -13,6 +13,7 @@ from pathlib import Path
 import nbformat
 import yaml
 
+from prefill_decode import __version__
 from prefill_decode.book.atlas_page import atlas_table, measured_table
 from prefill_decode.book.beside import beside_others
 from prefill_decode.book.calculator_page import calculator_parts
@@ -38,8 +39,13 @@ from prefill_decode.book.results_pages import (
     with_records,
 )
 from prefill_decode.book.run import check_outputs
+from prefill_decode.book.site_address import site_address
+from prefill_decode.book.site_files import write_site_files
+from prefill_decode.book.social_card import CARD_NAME, Finding, newest_finding
+from prefill_decode.book.social_card import draw as draw_card
+from prefill_decode.book.status_page import status_page
 from prefill_decode.book.trust_page import trust_parts
-from prefill_decode.results import Record, baselines, history
+from prefill_decode.results import Record, baselines, history, load_all
 
 NOT_RUN = """```{{warning}}
 This chapter has not been run on this machine: {reason}
@@ -48,14 +54,6 @@ This chapter has not been run on this machine: {reason}
 GLOSSARY = "glossary.md"
 STRIP, BESIDE = "provenance", "beside-others"  # cells that staging adds
 LIMITS = "## What this does not show"  # a chapter's section after the verdict
-
-FRONT_PAGE = """<!doctype html>
-<html lang="en">
-<head><meta charset="utf-8"><title>Prefill and Decode</title>
-<meta http-equiv="refresh" content="0; url={cover}"></head>
-<body><a href="{cover}">Prefill and Decode</a></body>
-</html>
-"""
 
 
 def stage(
@@ -98,7 +96,10 @@ def stage(
         for cell in published.cells:
             cell.source = cell.source.replace(original_url, url)
         nbformat.write(published, source / "notebooks" / f"{chapter}.ipynb")
-    parts = _parts(project, records, slug) | {"repository": url}
+    parts = _parts(project, records, slug) | {
+        "status": status_page(project, runs, records, slug),
+        "repository": url,
+    }
     for page in source.glob("book/*.md"):
         text = page.read_text(encoding="utf-8")
         if page.name != GLOSSARY:
@@ -215,21 +216,32 @@ def build_html(project: Project, source: Path) -> Path:
     _call([sys.executable, "-c", jupyter_book, "config", "sphinx", str(source)], log)
     settings = source / "conf.py"
     settings.write_text(settings.read_text(encoding="utf-8").replace("'sphinx_thebe', ", ""))
-    options = [
-        "-b",
-        "html",
-        "-W",
-        "--keep-going",
-        "-q",
-        "-E",
-        "-d",
-        str(project.build / "doctrees"),
-    ]
+    config = read_yaml(source / "_config.yml")
+    address = site_address(config, project.repository_url())
+    options = ["-b", "html", "-W", "--keep-going", "-q", "-E"]
+    options += ["-d", str(project.build / "doctrees")]
+    finding = newest_finding(load_all(project.results)[0])
+    for name, value in _page_settings(project.commit(), address, finding).items():
+        options += ["-D", f"{name}={value}"]
     _call([sys.executable, "-m", "sphinx", *options, str(source), str(html)], log)
-    cover = yaml.safe_load((source / "_toc.yml").read_text(encoding="utf-8"))["root"] + ".html"
-    front = html / "index.html"
-    front.write_text(FRONT_PAGE.format(cover=cover), encoding="utf-8")
-    return front
+    if finding:
+        draw_card(finding, config["title"], html / "_static" / CARD_NAME)
+    toc = read_yaml(source / "_toc.yml")
+    entries = [toc["root"], *(each["file"] for part in toc["parts"] for each in part["chapters"])]
+    pages = [f"{entry}.html" for entry in entries]
+    return write_site_files(html, pages, address)
+
+
+def _page_settings(
+    commit: str | None, address: str | None, finding: Finding | None
+) -> dict[str, str]:
+    """What the pages say of themselves, as settings of Sphinx."""
+    return {
+        "html_baseurl": address or "",
+        "version": __version__,
+        "release": f"{__version__}, commit {commit}" if commit else __version__,
+        "social_card_finding": finding.sentence if finding else "",
+    }
 
 
 def _call(command: list[str], log: Path) -> None:

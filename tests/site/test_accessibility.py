@@ -1,0 +1,54 @@
+"""Every page under axe: WCAG 2.2 A and AA, in light and dark, wide and on a phone."""
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from tests.site.conftest import CHAPTERS, PAGES, SIZES
+from tests.site.test_pages import LEAST_CONTRAST, contrast
+
+pytestmark = pytest.mark.browser
+TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+INKS = """() => [...document.querySelectorAll('article svg text')].map(e => {
+  const parts = color => color.match(/[\\d.]+/g).slice(0, 3).map(Number);
+  const ground = getComputedStyle(document.body).backgroundColor;
+  return [parts(getComputedStyle(e).fill), parts(ground), e.textContent];
+})"""
+OPTIONS = {"runOnly": {"type": "tag", "values": TAGS}, "resultTypes": ["violations"]}
+
+
+def violations(page):
+    """Rule, element and what axe has to say, one line each."""
+    found = Axe().run(page, options=OPTIONS).response["violations"]
+    return [
+        f"{rule['id']}: {node['html'][:150]} ({node['failureSummary']})"
+        for rule in found
+        for node in rule["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("path", [*PAGES, "search.html?q=bandwidth", "404.html"])
+def test_a_page_breaks_no_rule_of_wcag(open_page, path, theme):
+    page = open_page(path, "phone", theme)  # one load, narrow: what scrolls there is known at once
+    for size in ("phone", "wide"):
+        width, height = SIZES[size]
+        page.set_viewport_size({"width": width, "height": height})
+        assert violations(page) == [], f"{path}, {theme}, {size}"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_words_in_a_figure_stand_out_from_the_page(open_page, chapter, theme):
+    """Axe does not look at text in SVG."""
+    inks = open_page(f"notebooks/{chapter}.html", theme=theme).evaluate(INKS)
+    assert len(inks) > 5
+    faint = [words for ink, ground, words in inks if contrast(ink, ground) < LEAST_CONTRAST]
+    assert faint == []
+
+
+def test_what_breaks_a_rule_is_found(open_page):
+    page = open_page("book/index.html")
+    page.evaluate("document.querySelector('article').append(document.createElement('img'))")
+    page.evaluate("document.querySelector('article p').style.color = '#999'")
+    rules = {line.partition(":")[0] for line in violations(page)}
+    assert {"image-alt", "color-contrast"} <= rules
