@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,19 @@ def test_list_names_every_claim_with_its_notebook_and_last_verdict(tmp_path):
     for path in (ROOT / "notebooks").glob("*.ipynb"):
         assert path.stem in done.stdout
     assert "not run here" in done.stdout
+
+
+def test_new_begins_a_claim_and_says_what_it_wrote(tmp_path):
+    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks")
+    shutil.copy(ROOT / "_toc.yml", tmp_path)
+    done = run("new", "speculation_needs_slack", "--after", "decode_is_serial", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    written = done.stdout.split("\n\n")[0].splitlines()
+    assert written[0] == "notebooks/speculation_needs_slack.ipynb"
+    assert all((tmp_path / name).is_file() for name in written)
+    again = run("new", "speculation_needs_slack", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "there already" in again.stderr
 
 
 def test_list_shows_this_machines_verdict(record, tmp_path, monkeypatch, capsys):
