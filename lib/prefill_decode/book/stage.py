@@ -13,6 +13,8 @@ from pathlib import Path
 import nbformat
 import yaml
 
+from prefill_decode.book.api_pages import api_contents, write_api_pages
+from prefill_decode.book.architecture_page import architecture_parts
 from prefill_decode.book.atlas_page import atlas_table, measured_table
 from prefill_decode.book.pages import claims_table, fill, phases_figure, provenance
 from prefill_decode.book.project import Project, read_notebook, read_yaml
@@ -66,6 +68,7 @@ def stage(
     shutil.copytree(
         project.root / "book", source / "book", ignore=shutil.ignore_patterns("results")
     )
+    write_api_pages(source / "book" / "api")
     by_claim = {r["claim"]: r for r in records if r["machine"]["slug"] == slug}
     for chapter in project.chapters():
         notebook = read_notebook(runs.get(chapter, project.notebook(chapter)))
@@ -86,6 +89,8 @@ def stage(
         "atlas-long": atlas_table(8192),
         "atlas-measured": measured_table(records),
         "repository": url,
+        "api-contents": api_contents(),
+        **architecture_parts(),
     } | _results_parts(project, records, slug)
     for page in source.glob("book/*.md"):
         page.write_text(fill(page.read_text(encoding="utf-8"), parts), encoding="utf-8")
