@@ -27,6 +27,11 @@ PAGES = [
     "book/results_by_machine.html",
     "book/history.html",
     "book/how_far_to_trust.html",
+    "book/architecture.html",
+    "book/api.html",
+    "book/api/engine.html",
+    "book/api/logic.html",
+    "book/api/endpoint.html",
     "book/references.html",
     *(f"notebooks/{name}.html" for name in CHAPTERS),
 ]
