@@ -52,7 +52,7 @@ def test_the_scheduler_cuts_a_prompt_beside_its_streams(example):
 
 def test_a_split_is_picked_for_the_requests_of_a_trace(example, tmp_path):
     trace = tmp_path / "trace.csv"
-    rows = [f"{i / 4},1000,40" for i in range(40)]
+    rows = [f"{i / 4},4000,40" for i in range(400)]
     trace.write_text("\n".join(["timestamp,prompt_tokens,output_tokens", *rows]) + "\n")
     told = example("pick_a_split.py", trace, "llama-3.1-8b", "h100-sxm", 2)
     splits = [line for line in told if line.endswith("requests/s")]

@@ -5,7 +5,7 @@ Docstrings are Markdown here, which Sphinx's own autodoc takes for reStructuredT
 offers what its __init__ exports; one that exports nothing, and a module of its own, offer every
 function and class whose name has no underscore before it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +13,10 @@ from prefill_decode.book.layers import LAYERS, PACKAGE, Layer
 from prefill_decode.book.public_names import (
     Definition,
     docstring,
+    dotted,
     exports_of,
     modules_of,
+    origin,
     public_definitions,
 )
 from prefill_decode.book.signatures import directive, prose
@@ -31,8 +33,21 @@ class Page:
 
 def write_api_pages(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for page in api_pages():
-        (folder / f"{page.name}.md").write_text(page_text(page), encoding="utf-8")
+    pages = api_pages()
+    offered = where_offered(pages)
+    for page in pages:
+        (folder / f"{page.name}.md").write_text(page_text(page, offered), encoding="utf-8")
+
+
+def where_offered(pages: Sequence[Page]) -> dict[tuple[str, str], str]:
+    """The full name under which a definition stands on a page, by its module and name."""
+    return {
+        found: f"{module}.{each.name}"
+        for page in pages
+        for module, _, definitions in page.modules
+        for each in definitions
+        if (found := origin(each.home, each.name)) is not None
+    }
 
 
 def api_pages() -> list[Page]:
@@ -49,13 +64,20 @@ def api_contents() -> str:
     return "\n".join(lines)
 
 
-def page_text(page: Page) -> str:
+def page_text(page: Page, offered: Mapping[tuple[str, str], str]) -> str:
+    """A page. Types in its signatures go by the full names that `offered` has for them, so that two
+    of the same name are told apart."""
+
+    def full_name(home: str, name: str) -> str:
+        found = origin(home, name)
+        return offered.get(found, name) if found else name
+
     parts = [f"# {page.title}"]
     for module, said, definitions in page.modules:
         if len(page.modules) > 1:
             parts.append(f"## {module.rpartition('.')[2]}")
         parts += [f"```{{py:module}} {module}\n```", prose(said)]
-        parts += [directive(definition) for definition in definitions]
+        parts += [directive(definition, full_name) for definition in definitions]
     return "\n\n".join(parts) + "\n"
 
 
@@ -70,19 +92,14 @@ def _pages_of(layer: Layer) -> Iterator[Page]:
 
 
 def _module(path: Path) -> tuple[str, str, tuple[Definition, ...]]:
-    return _dotted(path), docstring(path), tuple(public_definitions(path))
+    return dotted(path), docstring(path), tuple(public_definitions(path))
 
 
 def _package(folder: Path) -> Page:
     start = folder / "__init__.py"
     exported = tuple(exports_of(start))
-    modules = [(_dotted(folder), docstring(start), exported)]
+    modules = [(dotted(folder), docstring(start), exported)]
     if not exported:
         found = [_module(path) for path in modules_of(folder)]
         modules += [module for module in found if module[2]]
     return Page(folder.name, folder.name, tuple(modules))
-
-
-def _dotted(path: Path) -> str:
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(parts)

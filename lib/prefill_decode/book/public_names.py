@@ -1,4 +1,7 @@
-"""Public names: what a module or a package offers, read from its source."""
+"""Public names: what a module or a package offers, read from its source.
+
+A module offers its functions, its classes and the names that it gives to types; a package what its
+__init__ exports."""
 
 import ast
 from collections.abc import Iterator
@@ -15,6 +18,7 @@ Node = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign | ast.
 class Definition:
     name: str
     node: Node
+    home: str = ""  # the module that defines it
 
 
 @cache
@@ -31,25 +35,66 @@ def modules_of(folder: Path) -> list[Path]:
 
 
 def public_definitions(path: Path) -> Iterator[Definition]:
-    """Functions and classes, in the order of the file."""
+    """In the order of the file; of what is assigned, only names of types."""
     for name, node in _definitions(path).items():
-        if not name.startswith("_") and not isinstance(node, ast.Assign | ast.AnnAssign):
-            yield Definition(name, node)
+        assigned = isinstance(node, ast.Assign | ast.AnnAssign)
+        if not name.startswith("_") and (not assigned or _names_a_type(name)):
+            yield Definition(name, node, dotted(path))
+
+
+def _names_a_type(name: str) -> bool:
+    return name[:1].isupper() and not name.isupper()
 
 
 def exports_of(start: Path) -> Iterator[Definition]:
     """What an __init__ names in __all__, from the modules that define it. ValueError for a name
     that it does not import from this library."""
-    homes = {
-        alias.asname or alias.name: (node.module, alias.name)
-        for node in _tree(start).body
-        if isinstance(node, ast.ImportFrom) and node.module
-        for alias in node.names
-    }
+    homes = imported_from(start)
     for name in _all(start):
         if name not in homes:
             raise ValueError(f"{start}: __all__ holds what is imported above it; got {name!r}")
-        yield Definition(name, _defined(*homes[name]))
+        home, original = _defining(*homes[name])
+        yield Definition(name, _definitions(path_of(home))[original], home)
+
+
+def origin(module: str, name: str) -> tuple[str, str] | None:
+    """The module of the library that defines what `name` means in `module`, and its name there;
+    None for anything else."""
+    if name in _definitions(path_of(module)):
+        return module, name
+    found = imported_from(path_of(module)).get(name)
+    return _defining(*found) if found else None
+
+
+@cache
+def imported_from(path: Path) -> dict[str, tuple[str, str]]:
+    """Names that a module imports from the library, each with its module and its name there. Those
+    that are imported for the sake of types only are among them."""
+    return {
+        alias.asname or alias.name: (node.module, alias.name)
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").startswith(f"{PACKAGE.name}.")
+        and node.module
+        for alias in node.names
+    }
+
+
+def path_of(module: str) -> Path:
+    place = PACKAGE.parent.joinpath(*module.split("."))
+    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+
+
+def _defining(module: str, name: str) -> tuple[str, str]:
+    """Where a name is defined that a module may itself have from another."""
+    path = path_of(module)
+    if name in _definitions(path):
+        return module, name
+    return _defining(*imported_from(path)[name])
 
 
 def _all(start: Path) -> list[str]:
@@ -59,23 +104,7 @@ def _all(start: Path) -> list[str]:
     return [str(name) for name in ast.literal_eval(named.value)]
 
 
-def _defined(module: str, name: str) -> Node:
-    place = PACKAGE.parent.joinpath(*module.split("."))
-    path = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
-    node = _definitions(path).get(name)
-    if node is not None:
-        return node
-    return next(each.node for each in exports_of_module(path) if each.name == name)
-
-
-def exports_of_module(path: Path) -> Iterator[Definition]:
-    """What a module imports from the library to be found in it, too."""
-    for node in _tree(path).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE.name):
-            for alias in node.names:
-                yield Definition(alias.asname or alias.name, _defined(str(node.module), alias.name))
-
-
+@cache
 def _definitions(path: Path) -> dict[str, Node]:
     found: dict[str, Node] = {}
     for node in _tree(path).body:

@@ -2,17 +2,76 @@
 
 import ast
 import re
+from collections.abc import Callable
+from copy import deepcopy
+from typing import cast
 
 from prefill_decode.book.public_names import Definition
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+FullName = Callable[[str, str], str]
 LONGEST_VALUE = 80  # letters of a constant that is shown
 OWN_FENCE = 7  # backticks, more than a docstring holds; a member's has fewer
 PROPERTIES = {"property", "cached_property"}
 
 
-def directive(definition: Definition) -> str:
-    node, name = definition.node, definition.name
+class _Shown(ast.NodeTransformer):
+    """Types by their full names, and defaults that Sphinx can read."""
+
+    def __init__(self, home: str, full_name: FullName) -> None:
+        self._home, self._full_name = home, full_name
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        return ast.arg(node.arg, self._named(node.annotation) if node.annotation else None)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AnnAssign:
+        value = self.visit(node.value) if node.value else None
+        annotation = self._named(node.annotation)
+        return ast.AnnAssign(node.target, annotation, value, simple=node.simple)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.stmt:
+        return self._function(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.stmt:
+        return self._function(node)
+
+    def visit_Tuple(self, node: ast.Tuple) -> ast.expr:
+        starred = any(isinstance(each, ast.Starred) for each in node.elts)
+        return ast.Constant(...) if starred else node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        node.body = [self.visit(each) for each in node.body]
+        return node
+
+    def _function(self, node: Function) -> Function:
+        node.args = self.visit(node.args)
+        node.returns = self._named(node.returns) if node.returns else None
+        return node
+
+    def _named(self, annotation: ast.expr) -> ast.expr:
+        names = _FullNames(self._home, self._full_name)
+        return cast(ast.expr, names.visit(deepcopy(annotation)))
+
+
+class _FullNames(ast.NodeTransformer):
+    def __init__(self, home: str, full_name: FullName) -> None:
+        self._home, self._full_name = home, full_name
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.parse(self._full_name(self._home, node.id), mode="eval").body
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        """A type in quotes, but not the words of a Literal."""
+        if isinstance(node.value, str) and node.value.isidentifier():
+            full = self._full_name(self._home, node.value)
+            return node if full == node.value else ast.parse(full, mode="eval").body
+        return node
+
+
+def directive(definition: Definition, full_name: FullName = lambda home, name: name) -> str:
+    """`full_name` gives the name under which a module's name stands on the pages."""
+    name = definition.name
+    node = _Shown(definition.home, full_name).visit(deepcopy(definition.node))
     if isinstance(node, ast.ClassDef):
         kind = "exception" if _is_exception(node) else "class"
         members = [_member(each) for each in node.body if _is_offered(each)]
