@@ -3,9 +3,9 @@
 from prefill_decode.book.architecture_page import (
     architecture_parts,
     figure,
-    first_sentence,
     layers_list,
     needed_arrows,
+    told_of,
 )
 from prefill_decode.book.layers import LAYERS, PACKAGE, imports_of_parts
 
@@ -38,7 +38,7 @@ def test_the_list_names_every_part_with_what_it_says_of_itself_and_imports():
     for layer in LAYERS:
         for part in layer.parts:
             assert f"[`{part}`](api/" in listed
-            assert first_sentence(part), part
+            assert told_of(part), part
     scheduling = listed.partition("[`scheduling`]")[2].partition("\n[`")[0]
     assert "Which sequences run in a step" in scheduling
     assert "Imports step." in scheduling

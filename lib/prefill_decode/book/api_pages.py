@@ -19,7 +19,7 @@ from prefill_decode.book.public_names import (
     origin,
     public_definitions,
 )
-from prefill_decode.book.signatures import directive, prose
+from prefill_decode.book.signatures import directive, first_paragraph, prose
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ def api_contents() -> str:
     lines = []
     for page in api_pages():
         names = ", ".join(f"`{module.rpartition('.')[2]}`" for module, *_ in page.modules)
-        said = names if len(page.modules) > 1 else prose(page.modules[0][1].split("\n\n")[0])
-        lines.append(f"- [{page.title}](api/{page.name}.md): {' '.join(said.split())}")
+        said = names if len(page.modules) > 1 else first_paragraph(page.modules[0][1])
+        lines.append(f"- [{page.title}](api/{page.name}.md): {said}")
     return "\n".join(lines)
 
 

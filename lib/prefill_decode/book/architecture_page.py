@@ -3,11 +3,11 @@
 The figure shows an arrow only where no longer way leads down: a book of arrows would hide the
 order that they keep. The list below it names everything that a part imports."""
 
-import ast
 from collections.abc import Mapping
 
 from prefill_decode.book.layers import LAYERS, PACKAGE, STEP_OF, Layer, imports_of_parts
-from prefill_decode.book.signatures import prose
+from prefill_decode.book.public_names import docstring
+from prefill_decode.book.signatures import first_paragraph
 from prefill_decode.plots import Figure
 from prefill_decode.plots.layers_figure import layers_figure
 
@@ -44,18 +44,14 @@ def layers_list(imports: Mapping[str, set[str]]) -> str:
             targets += sorted(imports.get(part, set()) - set(STEP_OF))
             page = part if (PACKAGE / part).is_dir() else layer.name
             told = f" Imports {', '.join(targets)}." if targets else ""
-            lines.append(f"[`{part}`](api/{page}.md)\n: {first_sentence(part)}{told}\n")
+            lines.append(f"[`{part}`](api/{page}.md)\n: {told_of(part)}{told}\n")
     return "\n".join(lines)
 
 
-def first_sentence(part: str) -> str:
-    """Of a part's docstring, in which it names itself before a colon."""
+def told_of(part: str) -> str:
+    """What a part says of itself."""
     path = PACKAGE / part / "__init__.py"
-    path = path if path.is_file() else PACKAGE / f"{part}.py"
-    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    words = " ".join(text.split("\n\n")[0].split())
-    said = words.partition(": ")[2] or words
-    return prose(said[:1].upper() + said[1:])
+    return first_paragraph(docstring(path if path.is_file() else PACKAGE / f"{part}.py"))
 
 
 def needed_arrows(rows: list[list[str]], arrows: Mapping[str, set[str]]) -> dict[str, set[str]]:

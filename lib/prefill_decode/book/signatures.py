@@ -85,6 +85,13 @@ def directive(definition: Definition, full_name: FullName = lambda home, name: n
     return _fenced("data", name, shown, OWN_FENCE)
 
 
+def first_paragraph(docstring: str) -> str:
+    """In one line, without the name that a part gives itself before a colon."""
+    words = " ".join(docstring.split("\n\n")[0].split())
+    said = words.partition(": ")[2] or words
+    return prose(said[:1].upper() + said[1:])
+
+
 def prose(docstring: str) -> str:
     """A docstring as Markdown: outside of code, nothing in it begins a formula, a tag or a role."""
     lines = [line if line.startswith("    ") else _escaped(line) for line in docstring.splitlines()]

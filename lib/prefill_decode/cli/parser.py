@@ -79,6 +79,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     measuring(runs)
     building = verb("book", book)
+    building.add_argument(
+        "claims", nargs="*", metavar="CLAIM", help="measure only these; the others are left out"
+    )
     measuring(building)
     building.add_argument("--repository-url", metavar="URL", help="links point there (for forks)")
     beginning = verb("new", new, device=False)
