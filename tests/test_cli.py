@@ -3,14 +3,17 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from prefill_decode import book as publishing
 from prefill_decode import cli, measure, results
-from prefill_decode.cli import parser
+from prefill_decode.book import find_project
+from prefill_decode.cli import measuring, parser
 from prefill_decode.cli.shared import RenewedLine
 from tests.conftest import ROOT
 
@@ -41,6 +44,37 @@ def test_list_names_every_claim_with_its_notebook_and_last_verdict(tmp_path):
     for path in (ROOT / "notebooks").glob("*.ipynb"):
         assert path.stem in done.stdout
     assert "not run here" in done.stdout
+
+
+def test_new_begins_a_claim_and_says_what_it_wrote(tmp_path):
+    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks")
+    shutil.copy(ROOT / "_toc.yml", tmp_path)
+    done = run("new", "speculation_needs_slack", "--after", "decode_is_serial", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    written = done.stdout.split("\n\n")[0].splitlines()
+    assert written[0] == "notebooks/speculation_needs_slack.ipynb"
+    assert all((tmp_path / name).is_file() for name in written)
+    again = run("new", "speculation_needs_slack", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "there already" in again.stderr
+
+
+def test_a_book_of_some_claims_measures_these_and_leaves_the_others_out(monkeypatch, tmp_path):
+    ran, staged = [], []
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(
+        measuring, "run_chapters", lambda _, names, *rest: ({}, ran.extend(names) or {})
+    )
+    monkeypatch.setattr(publishing, "stage", lambda project, *rest: staged.append(project.root))
+    monkeypatch.setattr(publishing, "build_html", lambda *given: tmp_path / "index.html")
+    words = ["--device", "cpu", "--results", str(tmp_path)]
+    assert cli.main(["book", "decode_is_serial", *words]) == 0
+    assert ran == ["decode_is_serial"]
+    assert staged == [ROOT]
+    assert cli.main(["book", "decode_is_cereal", *words]) == 2
+    ran.clear()
+    assert cli.main(["book", *words]) == 0
+    assert ran == find_project(ROOT).chapters()
 
 
 def test_list_shows_this_machines_verdict(record, tmp_path, monkeypatch, capsys):

@@ -95,6 +95,25 @@ def test_the_version_is_the_same_everywhere():
     assert cited == version(PROJECT["name"])
 
 
+def test_the_changelog_begins_with_this_version_and_the_citation_has_its_date():
+    """A version that is not released has no date, in either."""
+    headings = re.findall(
+        r"^## \[(.+)\] - (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
+    newest, date = headings[0]
+    assert newest == version(PROJECT["name"])
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert str(cited.get("date-released", "unreleased")) == date
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", dated) for _, dated in headings[1:])
+
+
+def test_the_citation_says_what_the_format_requires():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors"} <= set(cited)  # the format's own required keys
+    assert cited["license"] == PROJECT["license"]
+
+
 def test_every_workflow_is_yaml_and_runs_the_readmes_commands():
     texts = {path.name: path.read_text() for path in (ROOT / ".github/workflows").glob("*.yml")}
     for text in texts.values():

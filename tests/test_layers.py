@@ -1,80 +1,21 @@
-"""Imports point down only, and nothing below the engine needs torch."""
+"""Imports point down only, and nothing below the engine needs torch.
+
+The layers are those of `prefill_decode.book.layers`, which the page on architecture draws."""
 
 import ast
 import subprocess
 import sys
 from pathlib import Path
 
+from prefill_decode.book.layers import (
+    LAYERS,
+    STEP_OF,
+    TORCH_ALLOWED,
+    imports_of_parts,
+    may_import,
+)
+
 PACKAGE = Path(__file__).parents[1] / "lib" / "prefill_decode"
-LAYERS = [  # lowest first; a part may import from lower layers and from itself
-    {"did_you_mean", "units", "model_spec", "hf_config", "hardware", "request", "step"},
-    {
-        "roofline",
-        "crossover",
-        "crossover_map",
-        "crossover_atlas",
-        "capacity",
-        "batching",
-        "scheduling",
-        "chunking",
-        "certify",
-        "transfer_cost",
-        "stall_cost",
-        "event_stream",
-        "serving_metrics",
-        "statistics",
-        "stream_recording",
-        "trace",
-        "trace_formats",
-        "workload",
-        "change",
-        "claim",
-    },
-    {"kernels", "other_load"},
-    {"products"},
-    {"engine", "measure", "simulator", "kv_transfer"},
-    {"results", "fleet_claims"},
-    {"endpoint", "disaggregated", "calibrating"},
-    {"paired", "gate"},
-    {"plots"},
-    {"book"},
-    {"cli"},
-]
-# Within the lowest two layers a few modules lean on each other, downwards in this order.
-INNER_ORDER = [
-    "did_you_mean",
-    "units",
-    "step",
-    "hardware",
-    "model_spec",
-    "hf_config",
-    "request",
-    "statistics",
-    "serving_metrics",
-    "event_stream",
-    "stream_recording",
-    "workload",
-    "trace_formats",
-    "trace",
-    "change",
-    "claim",
-    "roofline",
-    "capacity",
-    "crossover",
-    "crossover_map",
-    "crossover_atlas",
-    "scheduling",
-    "chunking",
-    "batching",
-    "certify",
-    "transfer_cost",
-    "stall_cost",
-]
-TORCH_ALLOWED = {
-    *("kernels", "products", "engine", "measure", "endpoint", "disaggregated"),
-    "calibrating",
-}
-LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 
 def imported_names(path: Path) -> set[str]:
@@ -87,25 +28,47 @@ def imported_names(path: Path) -> set[str]:
     return found
 
 
-def may_import(part: str, target: str) -> bool:
-    if target == part or LEVEL[target] < LEVEL[part]:
-        return True
-    inner = LEVEL[target] == LEVEL[part] and {part, target} <= set(INNER_ORDER)
-    return inner and INNER_ORDER.index(target) < INNER_ORDER.index(part)
-
-
 def test_imports_point_down():
     for path in PACKAGE.rglob("*.py"):
         part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
         if part == "__init__":
             continue
-        assert part in LEVEL, f"{part} has no layer: add it to LAYERS"
+        assert part in STEP_OF, f"{part} has no layer: add it to LAYERS in book/layers.py"
         for name in imported_names(path):
             package, _, target = name.partition(".")
             target = target.partition(".")[0]
-            if package == "prefill_decode" and target in LEVEL:
+            if package == "prefill_decode" and target in STEP_OF:
                 assert may_import(part, target), f"{path.name} imports {name}"
             assert package != "torch" or part in TORCH_ALLOWED, f"{path.name} imports torch"
+
+
+def test_the_layers_name_every_part_once_and_nothing_else():
+    listed = [part for layer in LAYERS for part in layer.parts]
+    paths = [*PACKAGE.glob("[!_]*.py"), *(path.parent for path in PACKAGE.glob("*/__init__.py"))]
+    assert sorted(listed) == sorted(path.stem for path in paths)
+
+
+def test_a_part_may_import_itself_and_lower_steps_only():
+    assert may_import("engine", "engine")
+    assert may_import("engine", "products")
+    assert may_import("roofline", "claim")
+    assert not may_import("claim", "roofline")
+    assert not may_import("engine", "simulator")  # strangers
+    assert not may_import("step", "scheduling")
+
+
+def test_the_diagrams_imports_are_those_of_a_second_reading():
+    by_hand = {}
+    for path in PACKAGE.rglob("*.py"):
+        part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        names = [name.split(".") for name in imported_names(path)]
+        ours = {name[1] for name in names if name[0] == "prefill_decode" and len(name) > 1}
+        torch = {name[0] for name in names if name[0] == "torch"}
+        if part in STEP_OF:
+            by_hand.setdefault(part, set()).update((ours & set(STEP_OF) | torch) - {part})
+    assert imports_of_parts() == by_hand
+    assert "scheduling" in by_hand["engine"]
+    assert "scheduling" in by_hand["simulator"]
 
 
 def test_no_module_is_relative_about_its_imports():

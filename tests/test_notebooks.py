@@ -154,6 +154,11 @@ def test_the_record_bears_the_notebooks_name():
         assert re.findall(r'make_(?:simulated_)?record\(\s*"(\w+)"', sources) == [path.stem]
 
 
+def test_no_place_of_the_skeleton_is_left_to_fill_in(notebook):
+    """`prefill-decode new` marks them; a notebook with one is not published."""
+    assert [cell.id for cell in notebook.cells if "TODO" in cell.source] == []
+
+
 def test_prose_types_no_measured_number(notebook):
     """Results are inserted by code, and so is what a parameter or a constant of the library sets:
     whoever changes it would make the prose wrong."""

@@ -35,6 +35,11 @@ PAGES = [
     "book/history.html",
     "book/how_far_to_trust.html",
     "book/status.html",
+    "book/architecture.html",
+    "book/api.html",
+    "book/api/engine.html",
+    "book/api/logic.html",
+    "book/api/endpoint.html",
     "book/references.html",
     *(f"notebooks/{name}.html" for name in CHAPTERS),
 ]

@@ -14,6 +14,8 @@ import nbformat
 import yaml
 
 from prefill_decode import __version__
+from prefill_decode.book.api_pages import api_contents, write_api_pages
+from prefill_decode.book.architecture_page import architecture_parts
 from prefill_decode.book.atlas_page import atlas_table, measured_table
 from prefill_decode.book.beside import beside_others
 from prefill_decode.book.calculator_page import calculator_parts
@@ -83,6 +85,7 @@ def stage(
     )
     terms = _terms(source)
     names = machine_names(records, slug)
+    write_api_pages(source / "book" / "api")
     by_claim = {r["claim"]: r for r in records if r["machine"]["slug"] == slug}
     for chapter in project.chapters():
         notebook = read_notebook(runs.get(chapter, project.notebook(chapter)))
@@ -117,6 +120,8 @@ def _parts(project: Project, records: Sequence[Record], slug: str) -> dict[str, 
         "atlas-short": atlas_table(32),
         "atlas-long": atlas_table(8192),
         "atlas-measured": measured_table(records),
+        "api-contents": api_contents(),
+        **architecture_parts(),
         **calculator_parts(),
         **part_tables(project, records, slug),
         **decision_parts(),

@@ -93,7 +93,7 @@ def book(options: argparse.Namespace) -> int:
     project = project_of(options)
     machine = measure.describe_machine(options.device)
     project.repository_url()  # a fault there should stop the book before it measures
-    runs, failures = run_chapters(project, project.chapters(), options, machine)
+    runs, failures = run_chapters(project, project.chosen(options.claims), options, machine)
     if INTERRUPTED in failures.values():
         return INTERRUPTED
     records, problems = results.load_all(project.results)

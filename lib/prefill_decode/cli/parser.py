@@ -9,6 +9,7 @@ from prefill_decode.change import TOLERANCE
 from prefill_decode.cli import values
 from prefill_decode.cli.calibrating import add_calibrate, calibrate
 from prefill_decode.cli.comparing import REMEASURED, compare, trust
+from prefill_decode.cli.contributing import add_new, new
 from prefill_decode.cli.measuring import book, doctor, list_claims, run, show_results
 from prefill_decode.cli.moving import add_link, link
 from prefill_decode.cli.pooling import add_pools, pools
@@ -78,8 +79,14 @@ def make_parser() -> argparse.ArgumentParser:
     )
     measuring(runs)
     building = verb("book", book)
+    building.add_argument(
+        "claims", nargs="*", metavar="CLAIM", help="measure only these; the others are left out"
+    )
     measuring(building)
     building.add_argument("--repository-url", metavar="URL", help="links point there (for forks)")
+    beginning = verb("new", new, device=False)
+    folders(beginning)
+    add_new(beginning)
     showing = verb("results", show_results)
     folders(showing)
     showing.add_argument("--json", action="store_true")

@@ -4,7 +4,7 @@ A Llama-like decoder, as a rule with random weights: their values do not change 
 bytes do; `engine.checkpoint` reads stored ones. One path, `PagedEngine.forward`, runs prefill,
 decode and steps that mix them; `Engine` takes it with one block of cache a sequence."""
 
-from prefill_decode.engine.answering import SampledToken
+from prefill_decode.engine.answering import FailedAnswer, SampledToken
 from prefill_decode.engine.contention_runner import Arrival, ContentionRunner
 from prefill_decode.engine.engine import Engine, SequenceChunk
 from prefill_decode.engine.exactness import (
