@@ -18,6 +18,7 @@ from math import inf, log, sqrt
 from typing import Any
 
 from prefill_decode.fleet_claims.prompt_runs import (
+    MOST_PROMPTS,
     arrivals_at_most,
     longer_runs,
     mean_wait_s,
@@ -274,7 +275,8 @@ class Setting:
         if prompts < 1:  # nobody else may come to this worker before the answer ends
             arrivals = rate_per_s * self.decodes * step_s
             return arrivals_at_most(arrivals, self.num_workers - 1) >= SHARE_GOOD
-        longer = longer_runs(rate_per_s * self.prefill_s, self.num_workers, prompts)[prompts]
+        most = min(prompts, MOST_PROMPTS)  # longer runs hardly come
+        longer = longer_runs(rate_per_s * self.prefill_s, self.num_workers, most)[most]
         return self._runs(rate_per_s) * longer <= -log(SHARE_GOOD)
 
     def elsewhere(self, names: Sequence[str]) -> list["Setting"]:
