@@ -92,6 +92,7 @@ def ways_elsewhere_table(settings: Sequence[Setting]) -> Text:
     for each in settings:
         numbers = (
             *(each.gap_ratio(way) for way in (CHUNKED, APART)),
+            each.one_line,
             each.prompts_first,
             *(each.within_ratio(way) for way in (CHUNKED, APART)),
         )
@@ -100,7 +101,8 @@ def ways_elsewhere_table(settings: Sequence[Setting]) -> Text:
         "by the laws",
         "gap, one piece / chunked",
         "gap, one piece / apart",
-        "TTFT, one piece / chunked",
+        "TTFT, one piece / chunked, one line",
+        "TTFT, prompts first",
         "within, chunked / one piece",
         "within, apart / one piece",
     )
