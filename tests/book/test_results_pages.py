@@ -74,6 +74,16 @@ def test_a_chapter_has_a_label_a_figure_and_every_number_of_every_record(record)
     assert not_run == "(machines-another)=\n## Another\n\nNot run yet.\n"
 
 
+def test_the_numbers_of_a_chapter_that_simulates_are_called_simulated(record):
+    hardware = [{"name": "H100", "source": "its data sheet"}]
+    simulated = {**record, "simulated": {"hardware": hardware, "num_seeds": 6}}
+    for each, done in ((record, "measured"), (simulated, "simulated")):
+        page = results_page(CHAPTERS, [on(each, MINE, "Here")], MINE)
+        text = re.sub(r"(?s)<div class=\"figure\">.*?</div>", "", page)
+        assert f"| what | says | {done}, 95% | claim expects |" in text
+        assert f"one machine that {done} it" in page
+
+
 def test_what_was_measured_here_is_told_from_what_came_with_the_book():
     runs = [make_run(), other()]
     theirs = {(CLAIM, "there-2a0e")}
@@ -85,6 +95,8 @@ def test_what_was_measured_here_is_told_from_what_came_with_the_book():
     simulated = machines_section([make_run(setting={"simulated": {"seeds": 6}})], MINE, set())
     assert simulated[0] == "Simulated here: Here.\n"
     assert simulated[-1].startswith("No other machine has simulated this claim yet")
+    theirs_alone = [other(setting={"simulated": {"seeds": 6}})]
+    assert machines_section(theirs_alone, MINE, theirs)[0].endswith("has not simulated it.\n")
     nobody = machines_section(runs[1:], MINE, theirs)
     assert nobody[0] == "The book's: There. This machine has not measured it.\n"
     assert nobody[-1] == "This machine has no result for this claim to compare.\n"

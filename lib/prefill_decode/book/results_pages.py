@@ -23,14 +23,15 @@ from prefill_decode.plots.history_figures import (
 )
 from prefill_decode.plots.machine_figures import (
     MOST_MACHINES,
+    done_of,
     in_order,
     labels,
     machines_figure,
     panels_of,
 )
 from prefill_decode.plots.tables import (
-    JUDGEMENT_HEADER,
     SIGNS,
+    judgement_header,
     judgement_row,
     table,
 )
@@ -111,7 +112,7 @@ def machines_section(
     if len(runs) > MOST_MACHINES:
         lines.append(
             f"The figure shows {MOST_MACHINES} of {len(runs)} machines, the most recently "
-            "measured; the tables show all.\n"
+            f"{done_of(runs[0])}; the tables show all.\n"
         )
     return [*lines, f"{surprises(runs, slug)}\n"]
 
@@ -123,7 +124,7 @@ def surprises(runs: Sequence[Run], slug: str) -> str:
     if mine.machine["slug"] != slug:
         return "This machine has no result for this claim to compare."
     if not others:
-        done = "simulated" if mine.is_simulated else "measured"
+        done = done_of(mine)
         return f"No other machine has {done} this claim yet, so nothing can be surprising here."
     if clauses := findings(runs, slug):
         return f"**Surprising here:** {plain('; '.join(clauses))}."
@@ -223,7 +224,7 @@ def _last_runs(runs: Sequence[Run]) -> str:
 
 def _shown(run: Run, name: str) -> str:
     if name not in run.quantities:
-        return "not measured"
+        return f"not {done_of(run)}"
     quantity = run.quantities[name]
     return shown_value(quantity.measured, quantity.unit)
 
@@ -234,11 +235,12 @@ def _whose(runs: Sequence[Run], slug: str, committed: set[tuple[str, str]] | Non
     others = ", ".join(plain(title) for each, title in titles.items() if each != slug)
     mine = next((run for run in runs if run.machine["slug"] == slug), None)
     if mine is None:
-        return f"The book's: {others}. This machine has not measured it."
+        return f"The book's: {others}. This machine has not {done_of(runs[0])} it."
     title = plain(str(mine.machine["title"]))
     if committed is not None and (mine.claim, slug) not in committed:
-        done = "Simulated" if mine.is_simulated else "Measured"
-        return f"{done} here: {title}." + (f" The book's: {others}." if others else "")
+        return f"{done_of(mine).capitalize()} here: {title}." + (
+            f" The book's: {others}." if others else ""
+        )
     return f"This machine: {title}." + (f" Others: {others}." if others else "")
 
 
@@ -268,10 +270,14 @@ def _record_section(record: Record, label: str) -> str:
     return (
         f"### {_heading(label)}\n\n"
         f"{SIGNS[verdict['outcome']]} **{verdict['outcome']}**: {plain(verdict['reason'])}.\n\n"
-        f"{table(JUDGEMENT_HEADER, rows)}\n\n"
+        f"{table(judgement_header(_seen(record)), rows)}\n\n"
         f"{record['date'][:10]}, {plain(model['name'])} in {plain(model['dtype'])}"
         f"{'; simulated, not measured' if record['simulated'] else ''}.\n"
     )
+
+
+def _seen(record: Record) -> str:
+    return "simulated" if record["simulated"] else "measured"
 
 
 def _heading(label: str) -> str:

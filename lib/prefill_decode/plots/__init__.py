@@ -80,6 +80,16 @@ from prefill_decode.plots.transfer_figures import (
     move_or_compute,
     time_against_bytes,
 )
+from prefill_decode.plots.way_figures import (
+    devices_table,
+    numbers_against_rate,
+    rate_against_gap,
+    services_of_ways_table,
+    ways_elsewhere_table,
+    ways_laws_table,
+    ways_measured_table,
+    ways_seen_table,
+)
 
 __all__ = [
     "Figure",
@@ -91,6 +101,7 @@ __all__ = [
     "chunks_table",
     "conversations_table",
     "crossover_map",
+    "devices_table",
     "elsewhere_table",
     "first_token_table",
     "fleet_sizes_table",
@@ -110,6 +121,7 @@ __all__ = [
     "modelled_table",
     "move_or_compute",
     "next_token_against_context",
+    "numbers_against_rate",
     "phases_on_the_roofline",
     "placement_laws_table",
     "placement_table",
@@ -120,8 +132,10 @@ __all__ = [
     "price_of_chunks",
     "prices_table",
     "ranks_by_phase",
+    "rate_against_gap",
     "rate_against_split",
     "rate_against_tokens",
+    "services_of_ways_table",
     "setting_table",
     "shapes_of_engines",
     "shapes_table",
@@ -136,6 +150,10 @@ __all__ = [
     "times_table",
     "ttft_against_slack",
     "verdict_table",
+    "ways_elsewhere_table",
+    "ways_laws_table",
+    "ways_measured_table",
+    "ways_seen_table",
     "ways_table",
     "work_table",
 ]

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prefill_decode.fleet_claims.pools import BALANCED, LEANING, Found, Setting
+from prefill_decode.fleet_claims.pools import BALANCED, LEANING, Found, Load, Setting
 from prefill_decode.plots.figures import _decade_ticks, _points
 from prefill_decode.plots.svg import BLUE, INK, ORANGE, Figure, as_figure, canvas
 from prefill_decode.plots.tables import Text, format_interval, table
+from prefill_decode.plots.words import Words, place_words
 from prefill_decode.serving_metrics import Summary
 from prefill_decode.simulator import Split
 from prefill_decode.statistics import Interval, median_interval
@@ -121,35 +122,46 @@ def pools_table(found: Found) -> Text:
 
 def pools_map(found: Found) -> Figure:
     """Prefill workers for each decode worker against prompt tokens for each output token."""
-    setting = found.setting
-    path = setting.path()
     first, last = (_usual(found.best[name])[0] for name in reversed(LEANING))
     title = f"From {first} to {last}: the split follows the load"
-    splits = [Split(p, setting.num_workers - p).ratio for p in range(1, setting.num_workers)]
     with canvas() as figure:
-        axes = figure.subplots()
-        leans = [lean for lean, _ in path]
-        axes.plot(leans, [ratio for _, ratio in path], color=BLUE)
-        axes.axhline(1, color=ORANGE, linestyle="--")
-        for name, load in setting.loads.items():
-            ours = load.service is None
-            _points(axes, [setting.lean(load)], [found.ratio(name)], 1, INK if ours else BLUE)
-            _name(axes, name, setting.lean(load), found.ratio(name).median, ours)
-        axes.set(xscale="log", yscale="log", title=title)
-        axes.set_xlim(leans[0] / 2.2, leans[-1] * 2.2)
-        axes.set_ylim(min(splits) / 2.2, max(splits) * 2.2)
-        axes.set_xlabel("prompt tokens for each output token")
-        axes.set_ylabel("prefill : decode workers")
-        _decade_ticks(axes.xaxis, (1, 3))
-        labels = [f"{p}:{setting.num_workers - p}" for p in range(1, setting.num_workers)]
-        axes.yaxis.set_ticks(splits, labels=labels)
-        axes.yaxis.set_ticks([], minor=True)
-        axes.annotate("1:1 for every load", (leans[0] / 2, 1), (0, 4), color=ORANGE,
-                      textcoords="offset points")  # fmt: skip
-        beside = path[3 * len(path) // 5]
-        axes.annotate("both pools busy,\nby the roofline", beside, (10, -34), color=BLUE,
-                      textcoords="offset points", va="top")  # fmt: skip
+        draw_map(figure, found).set_title(title)
         return as_figure(figure, f"{title}. {_spoken_map(found)}")
+
+
+def draw_map(figure: Any, found: Found) -> Any:
+    """The map's axes, without a title."""
+    setting, axes = found.setting, figure.subplots()
+    path = setting.path()
+    ends = (path[0][0] / 2.2, path[-1][0] * 2.2)
+    axes.plot(*zip(*path, strict=True), color=BLUE)
+    axes.axhline(1, color=ORANGE, linestyle="--")
+    for name, load in setting.loads.items():
+        _points(axes, [setting.lean(load)], [found.ratio(name)], 1, _ink(load))
+    axes.set(xscale="log", yscale="log", xlim=ends, title=" ")  # a title takes its room
+    axes.set_xlabel("prompt tokens for each output token")
+    axes.set_ylabel("prefill : decode workers")
+    _decade_ticks(axes.xaxis, (1, 3))
+    splits = [Split(p, setting.num_workers - p) for p in range(1, setting.num_workers)]
+    ratios = [split.ratio for split in splits]
+    axes.set_ylim(min(ratios) / 2.2, max(ratios) * 2.2)
+    axes.yaxis.set_ticks(ratios, labels=[str(split) for split in splits])
+    axes.yaxis.set_ticks([], minor=True)
+    place_words(axes, _words_of_map(found, path), [path, [(end, 1.0) for end in ends]])
+    return axes
+
+
+def _words_of_map(found: Found, path: Sequence[tuple[float, float]]) -> list[Words]:
+    setting = found.setting
+    loads = [
+        Words(name, setting.lean(load), found.ratio(name).median, _ink(load))
+        for name, load in setting.loads.items()
+    ]
+    return [
+        *loads,
+        Words("1:1 for every load", path[0][0], 1, ORANGE),
+        Words("both pools busy,\nby the roofline", *path[3 * len(path) // 5], BLUE),
+    ]
 
 
 def goodput_against_rate(summaries: Mapping[float, Summary]) -> Figure:
@@ -186,18 +198,8 @@ def _goodput(summary: Summary, rate_per_s: float) -> Interval:
     return Interval(middle, low, high, share.of)
 
 
-def _name(axes: Any, name: str, lean: float, ratio: float, above: bool) -> None:
-    """Beside its point, towards the middle of the figure; the book's own loads above theirs."""
-    axes.annotate(
-        name,
-        (lean, ratio),
-        (4 if ratio > 1 else -4, 6 if above else -6),
-        textcoords="offset points",
-        ha="right" if ratio > 1 else "left",
-        va="bottom" if above else "top",
-        color=INK if above else BLUE,
-        fontsize=9.5,
-    )
+def _ink(load: Load) -> str:
+    return INK if load.service is None else BLUE
 
 
 def _spoken_map(found: Found) -> str:

@@ -93,11 +93,16 @@ def machines_finding(rows: Sequence[Run]) -> str:
     """How many of the machines support the claim, in a few words."""
     outcomes = [run.outcome for run in rows]
     if len(outcomes) == 1:
-        return f"{outcomes[0].capitalize()} on the one machine that measured it"
+        return f"{outcomes[0].capitalize()} on the one machine that {done_of(rows[0])} it"
     held = outcomes.count("supported")
     if held == len(outcomes):
         return "Supported on both machines" if held == 2 else f"Supported on all {held} machines"
     return f"Supported on {held} of {len(outcomes)} machines"
+
+
+def done_of(run: Run) -> str:
+    """What a run did with its figures."""
+    return "simulated" if run.is_simulated else "measured"
 
 
 def _panel(axes: Any, name: str, runs: Sequence[Run], names: Mapping[str, str]) -> None:

@@ -183,14 +183,18 @@ def verdict_table(statement: str, verdict: Verdict, seen: str = SEEN) -> Text:
         for prefix, each in judged
     ]
     sentence = f"**{SIGNS[verdict.outcome]} {verdict.outcome}.** “{statement}”: {verdict.reason}."
-    header = [words.replace(SEEN, seen) for words in JUDGEMENT_HEADER]
-    return Text(sentence + "\n\n" + table(header, rows))
+    return Text(sentence + "\n\n" + table(judgement_header(seen), rows))
+
+
+def judgement_header(seen: str = SEEN) -> list[str]:
+    """Of a table whose numbers came about as `seen` says: measured, or simulated."""
+    return [words.replace(SEEN, seen) for words in JUDGEMENT_HEADER]
 
 
 def judgement_row(
     name: str, outcome: str, measured: Interval, expected: float, rival: float
 ) -> tuple[str, ...]:
-    """A prediction or control under `JUDGEMENT_HEADER`: its outcome early, for narrow screens."""
+    """A prediction or control under `judgement_header`: its outcome early, for narrow screens."""
     return (
         name,
         f"{SIGNS[outcome]} {outcome}",
