@@ -81,6 +81,7 @@ def test_a_calibration_measured_here_comes_back_from_disk_whole(measured, tmp_pa
     assert len(found.calibration.fits) == 5
     assert {each.kind for each in found.residuals} == {"prefill", "prefix", "decode", "mixed"}
     assert found.calibration.idle_s == (1e-3,)
+    assert (found.calibration.exact_rows, found.calibration.rows_together) == (32, 16)
     assert all(wake_s >= 0 for wake_s in found.calibration.wake_s)
     assert found.num_rounds >= 6
     path = tmp_path / "here.json"
