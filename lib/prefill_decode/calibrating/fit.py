@@ -90,7 +90,7 @@ def fit_calibration(
     assert best is not None
     *inverses, chunk_s = best[1]
     shares = [float(min(1.0, 1 / value)) for value in inverses]
-    found = replace(
+    fitted = replace(
         form,
         attention_compute_share=shares[0],
         attention_bandwidth_share=shares[1],
@@ -99,9 +99,9 @@ def fit_calibration(
         source=source,
     )
     if not product_rows:
-        return replace(found, product_compute_share=shares[2], product_bandwidth_share=shares[3])
+        return replace(fitted, product_compute_share=shares[2], product_bandwidth_share=shares[3])
     return replace(
-        found,
+        fitted,
         product_rows=tuple(product_rows),
         product_shares=tuple(shares[2:]),
         attention_by_chunk=True,
