@@ -2,14 +2,14 @@
 
     python benchmarks/accuracy.py                 # about five minutes; --help for the rest
 
-Steps are calibrated before, between and after the workloads; no workload is used for that. Where
-prefill and decode have a process each, steps are calibrated again with that process' one thread,
-before and after, and the link between the two is measured as `prefill-decode link` does. Each
-workload runs in real time on the engine and the scheduler that `serve` uses, in this process, and
-its requests are then simulated: the same arrivals, lengths, prefixes, blocks and settings. Rates
-are chosen by the first calibration so that the engine is busy `--busy` of the time. The interval of
-a prediction comes from the calibration's fits; near saturation small errors of a step grow without
-bound, and a workload that is predicted to be there is marked.
+Steps are calibrated before and after the workloads, between them where there are many; no workload
+is used for that. Where prefill and decode have a process each, steps are calibrated again with that
+process' one thread, before and after, and the link between the two is measured as `prefill-decode
+link` does. Each workload runs in real time on the engine and the scheduler that `serve` uses, in
+this process, and its requests are then simulated: the same arrivals, lengths, prefixes, blocks and
+settings. Rates are chosen by the first calibration so that the engine is busy `--busy` of the time.
+The interval of a prediction comes from the calibration's fits; near saturation small errors of a
+step grow without bound, and a workload that is predicted to be there is marked.
 
 Counts:  queues, scheduling, planning, sampling; from a request's arrival until its tokens are on
          the host.
@@ -20,8 +20,11 @@ Ignores: HTTP, text. That two processes slow each other down where both read mem
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from math import isnan, nan
 from pathlib import Path
 
 from accuracy_report import Replayed, busiest, fleet_of, report
@@ -54,6 +57,8 @@ MOST_TOKENS = 2048  # of a sequence
 RATES = (0.01, 200.0)  # requests/s, between which one is sought
 HALVINGS = 18
 CACHE_TOKENS = 32_768
+FEW = 3  # workloads, for which steps are calibrated before and after
+WAITING_TOLERATED = 0.05  # of the time: how long a thread of the engine may wait for a core
 
 
 def rate_for(
@@ -112,9 +117,10 @@ class Plan:
 
     @property
     def segment_s(self) -> float:
-        apart = any(workload.apart for workload in self.chosen)
-        together = not all(workload.apart for workload in self.chosen)
-        return CALIBRATING_SHARE * self.budget_s / (2 * apart + 3 * together)
+        apart = sum(workload.apart for workload in self.chosen)
+        whole = len(self.chosen) - apart
+        segments = 2 * (apart > 0) + 2 * (whole > 0) + (whole > FEW)
+        return CALIBRATING_SHARE * self.budget_s / segments
 
     @property
     def each_s(self) -> float:
@@ -165,7 +171,7 @@ def together(plan: Plan) -> list[Replayed]:
             calibrator.machine,
         )
         done.append(Replayed(workload, requests, records, disturbed, calibrator, Transfer()))
-        if number in (len(chosen) // 2, len(chosen)):
+        if number == len(chosen) or (number == len(chosen) // 2 and len(chosen) > FEW):
             calibrator.run(plan.segment_s)
     return done
 
@@ -207,10 +213,24 @@ def apart(plan: Plan) -> list[Replayed]:
 def watched(
     run: Callable[[], list[RequestRecord]], machine: Machine
 ) -> tuple[list[RequestRecord], bool]:
-    """And whether others took the cores meanwhile."""
-    load = OtherLoad()
+    """And whether others kept the engine from the cores meanwhile: what they do on cores that it
+    leaves idle is no matter, so where the system tells how long threads waited, that decides."""
+    load, waited_s, started_s = OtherLoad(), waiting_s(), time.perf_counter()
     records = run()
-    return records, load.took_more_than(machine.cores - machine.threads)
+    waited_s = waiting_s() - waited_s
+    if isnan(waited_s):
+        return records, load.took_more_than(machine.cores - machine.threads)
+    return records, waited_s > WAITING_TOLERATED * (time.perf_counter() - started_s)
+
+
+def waiting_s() -> float:
+    """Seconds that threads of this process were ready to run and had no core; NaN where the system
+    does not tell (only Linux does)."""
+    total_ns = 0
+    for told in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError):  # it has ended
+            total_ns += int(told.read_text().split()[1])
+    return total_ns / 1e9 if total_ns else nan
 
 
 def measured_transfer(plan: Plan) -> Transfer:

@@ -71,6 +71,47 @@ def test_records_that_the_simulator_made_are_predicted_without_error():
     assert "covered: 4 of 4" in said[-1]
 
 
+def plan_of(names, budget_s=100.0):
+    chosen = [workload for workload in WORKLOADS if workload.name in names]
+    return accuracy.Plan("laptop-254m", 4, chosen, budget_s, 0.5, 0, lambda line: None)
+
+
+def test_what_is_calibrated_shares_its_part_of_the_budget_among_its_segments():
+    every = [workload.name for workload in WORKLOADS]
+    few, apart = ["bursty", "small chunks"], ["prefill and decode apart"]
+    for names, segments in ((every, 5), (few, 2), (apart, 2), ([*few, *apart], 4), (every[:4], 3)):
+        plan = plan_of(names)
+        spent_s = segments * plan.segment_s + len(names) * plan.each_s
+        assert spent_s == pytest.approx(100.0)
+        assert segments * plan.segment_s == pytest.approx(100.0 * accuracy.CALIBRATING_SHARE)
+
+
+@pytest.mark.parametrize(("waited_s", "disturbed"), [(0.0, False), (1e6, True)])
+def test_a_run_whose_threads_waited_for_cores_is_disturbed(
+    machine, monkeypatch, waited_s, disturbed
+):
+    told = iter([0.0, waited_s])
+    monkeypatch.setattr(accuracy, "waiting_s", lambda: next(told))
+    assert accuracy.watched(lambda: [], machine) == ([], disturbed)
+
+
+@pytest.mark.parametrize("took", [False, True])
+def test_where_no_waiting_is_told_the_load_of_others_decides(machine, monkeypatch, took):
+    class Load:
+        def took_more_than(self, spare_cores):
+            return took
+
+    monkeypatch.setattr(accuracy, "waiting_s", lambda: float("nan"))
+    monkeypatch.setattr(accuracy, "OtherLoad", Load)
+    assert accuracy.watched(lambda: [], machine) == ([], took)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_waiting_for_a_core_only_grows():
+    first = accuracy.waiting_s()
+    assert 0 <= first <= accuracy.waiting_s()
+
+
 def test_a_figure_outside_its_interval_is_told():
     row = Row("a", "mean TTFT", 1.0, Predicted(1.3, 1.2, 1.4))
     assert row.error == pytest.approx(0.3)

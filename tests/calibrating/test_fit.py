@@ -61,6 +61,20 @@ def test_a_fit_finds_the_shares_at_every_number_of_rows():
         assert getattr(found, name) == pytest.approx(getattr(BY_ROWS, name), rel=1e-6)
 
 
+@pytest.mark.parametrize("rows", [(), ROWS], ids=["two shares", "by rows"])
+def test_a_fit_counts_the_rows_that_an_engine_fills_up(rows):
+    truth = replace(BY_ROWS if rows else TWO_SHARES, exact_rows=3, rows_together=40)
+    found = fit_calibration(made(truth), MODEL, MACHINE, rows, filling=(3, 40))
+    assert (found.exact_rows, found.rows_together) == (3, 40)
+    assert found.attention_compute_share == pytest.approx(truth.attention_compute_share, rel=1e-6)
+    exact = fit_calibration(made(truth), MODEL, MACHINE, rows)
+    worst = [
+        max(r.worst for r in residuals(made(truth), c, MODEL, MACHINE)) for c in (found, exact)
+    ]
+    assert worst[0] < 1e-6
+    assert worst[1] > 0.01
+
+
 def test_an_engine_at_the_roofline_has_shares_of_1_and_no_host():
     found = fit_calibration(made(Calibration()), MODEL, MACHINE)
     shares = [found.product_compute_share, found.product_bandwidth_share]

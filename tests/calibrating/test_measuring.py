@@ -81,6 +81,7 @@ def test_a_calibration_measured_here_comes_back_from_disk_whole(measured, tmp_pa
     assert len(found.calibration.fits) == 5
     assert {each.kind for each in found.residuals} == {"prefill", "prefix", "decode", "mixed"}
     assert found.calibration.idle_s == (1e-3,)
+    assert (found.calibration.exact_rows, found.calibration.rows_together) == (32, 16)
     assert all(wake_s >= 0 for wake_s in found.calibration.wake_s)
     assert found.num_rounds >= 6
     path = tmp_path / "here.json"
@@ -157,3 +158,25 @@ def test_a_file_with_a_machine_that_is_none_is_refused(measured, tmp_path):
         with pytest.raises(ValueError, match=why):
             read_calibrated(path)
         assert read_calibration(path).fits
+
+
+def test_a_pause_counts_as_this_processes_own_time(measured):
+    before_s, idled_s = measured._own_s(), measured.runner.idled_s
+    measured.runner.steps["prefill 32 after a pause"]()
+    assert measured.runner.idled_s == pytest.approx(idled_s + 1e-3)
+    assert measured._own_s() - before_s >= measured.machine.threads * 1e-3
+
+
+def test_rounds_are_told_of_the_pauses(measured, monkeypatch):
+    class Told(Exception):
+        pass
+
+    def interleave(steps, machine, budget_s, seed, own_s):
+        before_s = own_s()
+        measured.runner.idled_s += 100.0
+        assert own_s() - before_s >= 100.0 * machine.threads
+        raise Told
+
+    monkeypatch.setattr("prefill_decode.calibrating.measuring.interleave", interleave)
+    with pytest.raises(Told):
+        measured.run(0.01)

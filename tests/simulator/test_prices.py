@@ -23,11 +23,19 @@ BY_ROWS = replace(
     attention_by_chunk=True,
     chunk_s=2e-5,
 )
+FILLED = replace(BY_ROWS, exact_rows=8, rows_together=16)
+FILLED_SHARES = replace(ENGINE, exact_rows=2, rows_together=64)
+ENGINES = {
+    "two shares": ENGINE,
+    "by rows": BY_ROWS,
+    "filled": FILLED,
+    "filled shares": FILLED_SHARES,
+}
 SHIPPED = [hf_config.get(name) for name in ("llama-3.1-8b", "deepseek-v3", "mixtral-8x7b")]
 
 
 @pytest.mark.parametrize("model", [*MODELS, *SHIPPED], ids=lambda model: model.name)
-@pytest.mark.parametrize("engine", [ENGINE, BY_ROWS], ids=["two shares", "by rows"])
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 def test_a_step_costs_what_its_operations_do(model, engine):
     dice = random.Random(1)
     prices = Prices(model, CHIP, engine)
@@ -43,7 +51,7 @@ def test_a_step_costs_what_its_operations_do(model, engine):
 
 
 @pytest.mark.parametrize("model", [*MODELS, *SHIPPED], ids=lambda model: model.name)
-@pytest.mark.parametrize("engine", [ENGINE, BY_ROWS], ids=["two shares", "by rows"])
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 def test_a_run_of_decodes_costs_the_sum_of_its_steps(model, engine):
     prices = Prices(model, CHIP, engine)
     contexts = [3, 900, 17, 17, 1]
@@ -69,7 +77,7 @@ def test_a_model_with_windows_is_refused():
 
 def test_a_calibration_comes_back_from_disk(tmp_path):
     path = tmp_path / "engine.json"
-    for engine in (ENGINE, BY_ROWS, replace(BY_ROWS, fits=(ENGINE, BY_ROWS))):
+    for engine in (ENGINE, BY_ROWS, FILLED, replace(BY_ROWS, fits=(ENGINE, BY_ROWS))):
         write_calibration(path, engine)
         assert read_calibration(path) == engine
 
@@ -86,15 +94,28 @@ def test_a_calibration_of_version_1_is_still_read(tmp_path):
         read_calibration(path)
 
 
+def test_a_calibration_of_version_2_is_still_read(tmp_path):
+    path = tmp_path / "old.json"
+    write_calibration(path, replace(BY_ROWS, fits=(ENGINE,)))
+    told = json.loads(path.read_text())
+    for each in (told, *told["fits"]):
+        del each["exact_rows"], each["rows_together"]
+    path.write_text(json.dumps({**told, "version": 2}))
+    assert read_calibration(path) == replace(BY_ROWS, fits=(ENGINE,))
+    path.write_text(json.dumps(told))
+    with pytest.raises(ValueError, match="missing"):
+        read_calibration(path)
+
+
 def test_what_is_no_calibration_is_refused_by_its_file_and_rule(tmp_path):
     path = tmp_path / "engine.json"
     write_calibration(path, ENGINE)
     good = json.loads(path.read_text())
     wrong = [
-        ("[]", "JSON object of version 1 or 2"),
+        ("[]", "JSON object of version 1 to 3"),
         ("{", "engine.json"),
-        (json.dumps({**good, "version": 3}), "version 1 or 2"),
-        (json.dumps({**good, "version": True}), "version 1 or 2"),
+        (json.dumps({**good, "version": 4}), "version 1 to 3"),
+        (json.dumps({**good, "version": True}), "version 1 to 3"),
         (json.dumps({**good, "product_rows": [2], "product_shares": [1.0]}), "rise from 1"),
         (json.dumps({**good, "product_rows": [1, 1], "product_shares": [1, 1]}), "rise from 1"),
         (json.dumps({**good, "product_rows": [1], "product_shares": []}), "rise from 1"),
@@ -105,6 +126,9 @@ def test_what_is_no_calibration_is_refused_by_its_file_and_rule(tmp_path):
         (json.dumps({**good, "idle_s": [0.0], "wake_s": [1.0]}), "times above 0 that rise"),
         (json.dumps({**good, "idle_s": [1.0], "wake_s": [-1.0]}), "times above 0 that rise"),
         (json.dumps({**good, "chunk_s": -1.0}), "0 or more"),
+        (json.dumps({**good, "exact_rows": -1}), "whole number from 0"),
+        (json.dumps({**good, "rows_together": 0}), "whole number from 1"),
+        (json.dumps({**good, "rows_together": 1.5}), "whole number from 1"),
         (json.dumps({**good, "fits": [3]}), "list of calibrations"),
         (json.dumps({**good, "fits": [{**good, "fits": [good]}]}), "no fits of its own"),
         (json.dumps({**good, "step": 1}), "unknown"),
@@ -157,3 +181,19 @@ def test_attention_by_chunk_waits_for_each_chunk():
     attention_s = sum(step_work(model, [one]).attention.least_time_s(CHIP) for one in step)
     assert found == pytest.approx(step_work(model, step).weights.least_time_s(CHIP) + attention_s)
     assert found > step_work(model, step).least_time_s(CHIP)
+
+
+@pytest.mark.parametrize(("rows", "run"), [(2, 2), (8, 8), (9, 16), (16, 16), (17, 32), (300, 304)])
+def test_the_products_of_a_filled_step_cost_what_the_rows_cost_that_run(rows, run):
+    """Both prompts ask for one token; attention and the output matrix see no row of zeros."""
+    layers = replace(FILLED, attention_compute_share=1.0, attention_bandwidth_share=1.0)
+    prices, plain = (
+        Prices(SHIPPED[0], CHIP, one) for one in (layers, replace(layers, exact_rows=999))
+    )
+
+    def products_s(told, count):
+        step = [Chunk(count, 40)]
+        attention_s = step_work(SHIPPED[0], step).attention.least_time_s(CHIP)
+        return told.step_s_by_roofline(step) - attention_s
+
+    assert products_s(prices, rows) == pytest.approx(products_s(plain, run), rel=1e-9)

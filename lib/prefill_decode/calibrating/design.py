@@ -15,7 +15,7 @@ from prefill_decode.step import Chunk
 
 Kind = Literal["prefill", "prefix", "decode", "mixed", "waking"]
 DECODE_STEPS = 5
-IDLE_S = (0.1, 0.4)
+IDLE_S = (0.1, 0.4, 1.2)
 SHORT_CONTEXT = 64
 LONG_CONTEXT = 1024
 PROMPTS = (16, 32, 64, 128, 256, 512)

@@ -75,6 +75,7 @@ class EpisodeRunner:
         longest = max(one.most_tokens for one in episodes)
         self._ids = [dice.randrange(model.vocab_size) for _ in range(longest)]
         self.noted_s: dict[str, list[float]] = {}
+        self.idled_s = 0.0  # before episodes, all together
         self.steps = {one.name: self._episode(one) for one in episodes}
 
     @staticmethod
@@ -94,6 +95,7 @@ class EpisodeRunner:
             whole_s, host_s = [], []
             if episode.idle_s:
                 time.sleep(episode.idle_s)
+                self.idled_s += episode.idle_s
             received: dict[str, list[float]] = {}
             last_s = time.perf_counter()
             for _ in range(episode.steps):

@@ -10,7 +10,7 @@ Source:  Lawson and Hanson, "Solving Least Squares Problems" (1974), chapter 23.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import isfinite
 
@@ -20,10 +20,18 @@ from numpy.typing import NDArray
 from prefill_decode.hardware import Hardware
 from prefill_decode.model_spec import ModelSpec
 from prefill_decode.roofline import Work, step_work
-from prefill_decode.simulator import Calibration, Prices, Residual, products_of_step
+from prefill_decode.simulator import (
+    Calibration,
+    Prices,
+    Residual,
+    filled_up,
+    products_of_step,
+)
 from prefill_decode.step import Chunk
 
 Floats = NDArray[np.float64]
+Filling = tuple[int, int]
+UNFILLED: Filling = (0, 1)
 
 LAST_LOOK = 40
 STARTS = (1.0, 2.0, 5.0)  # inverses of a share
@@ -57,9 +65,11 @@ def fit_calibration(
     weights: Sequence[float] | None = None,
     source: str = "fitted",
     start: Calibration | None = None,
+    filling: Filling = UNFILLED,
 ) -> Calibration:
     """With `product_rows` the products' shares at so many rows and attention by chunk; without, the
-    two shares of the products. `weights`: how much each step counts; `start`: where to look first.
+    two shares of the products. `weights`: how much each step counts; `start`: where to look first;
+    `filling`: `exact_rows` and `rows_together` of the engine.
 
     ValueError for too few steps to tell the numbers apart."""
     if len(steps) < LEAST_STEPS:
@@ -69,7 +79,8 @@ def fit_calibration(
     counted = np.ones(len(steps)) if weights is None else np.asarray(weights, dtype=float)
     scale = np.sqrt(counted) / np.array([step.time_s for step in steps])
     step_s, sequence_s = _host(steps, scale)
-    parts = [_Parts.of(step, model, hardware, tuple(product_rows)) for step in steps]
+    form = Calibration(exact_rows=filling[0], rows_together=filling[1])
+    parts = [_Parts.of(step, model, hardware, tuple(product_rows), form) for step in steps]
     run_s = np.array([step.time_s - step.host_s for step in steps])
     best: tuple[float, Floats] | None = None
     for first in _starts(start, bool(product_rows)):
@@ -79,19 +90,23 @@ def fit_calibration(
     assert best is not None
     *inverses, chunk_s = best[1]
     shares = [float(min(1.0, 1 / value)) for value in inverses]
-    if product_rows:
-        return Calibration(
-            attention_compute_share=shares[0],
-            attention_bandwidth_share=shares[1],
-            step_s=step_s,
-            sequence_s=sequence_s,
-            source=source,
-            product_rows=tuple(product_rows),
-            product_shares=tuple(shares[2:]),
-            attention_by_chunk=True,
-            chunk_s=float(chunk_s),
-        )
-    return Calibration(shares[2], shares[3], shares[0], shares[1], step_s, sequence_s, source)
+    fitted = replace(
+        form,
+        attention_compute_share=shares[0],
+        attention_bandwidth_share=shares[1],
+        step_s=step_s,
+        sequence_s=sequence_s,
+        source=source,
+    )
+    if not product_rows:
+        return replace(fitted, product_compute_share=shares[2], product_bandwidth_share=shares[3])
+    return replace(
+        fitted,
+        product_rows=tuple(product_rows),
+        product_shares=tuple(shares[2:]),
+        attention_by_chunk=True,
+        chunk_s=float(chunk_s),
+    )
 
 
 def residuals(
@@ -154,17 +169,23 @@ class _Parts:
 
     @classmethod
     def of(
-        cls, step: StepTime, model: ModelSpec, hardware: Hardware, rows: tuple[int, ...]
+        cls,
+        step: StepTime,
+        model: ModelSpec,
+        hardware: Hardware,
+        rows: tuple[int, ...],
+        form: Calibration,
     ) -> "_Parts":
         groups = [[chunk] for chunk in step.chunks] if rows else [list(step.chunks)]
         attention = tuple(_both(step_work(model, group).attention, hardware) for group in groups)
+        new = form.filled(sum(chunk.new_tokens for chunk in step.chunks))
+        run = filled_up(step.chunks, new)
         if not rows:
-            whole = _both(step_work(model, step.chunks).weights, hardware)
+            whole = _both(step_work(model, run).weights, hardware)
             return cls(attention, {}, whole, 0)
-        layers, head = products_of_step(model, step.chunks)
+        layers, head = products_of_step(model, run)
         columns: dict[int, float] = {}
         sampled = sum(chunk.samples_token for chunk in step.chunks)
-        new = sum(chunk.new_tokens for chunk in step.chunks)
         for work, count in ((layers, new), (head, sampled)):
             for column, share in _columns(rows, count) if count else ():
                 floor_s = max(_both(work, hardware))

@@ -21,8 +21,15 @@ from numpy.typing import NDArray
 
 from prefill_decode.calibrating.design import Episode, design, rows_of
 from prefill_decode.calibrating.episodes import EpisodeRunner
-from prefill_decode.calibrating.fit import StepTime, fit_calibration, residuals
+from prefill_decode.calibrating.fit import (
+    UNFILLED,
+    Filling,
+    StepTime,
+    fit_calibration,
+    residuals,
+)
 from prefill_decode.engine.linear import copies_of_weights
+from prefill_decode.engine.model import MOST_EXACT_ROWS, ROWS_TOGETHER
 from prefill_decode.engine.serving import BLOCK_TOKENS, SHARE_OF_MEMORY
 from prefill_decode.engine.weights import Weights
 from prefill_decode.hardware import Hardware
@@ -80,7 +87,8 @@ class Calibrator:
         """Six rounds or more, in about `budget_s` seconds."""
         self.runner.noted_s.clear()
         steps = {**self.runner.steps, **self.ceilings.steps()}
-        found = interleave(steps, self.machine, budget_s, self.seed + len(self.timings))
+        seed = self.seed + len(self.timings)
+        found = interleave(steps, self.machine, budget_s, seed, self._own_s)
         self.timings.append(found.with_noted(self.runner.noted_s))
         return self.timings[-1]
 
@@ -95,7 +103,9 @@ class Calibrator:
         rows = rows_of(self.episodes)
         told = source or f"measured on {self.machine.title}"
         steps = _steps(self.episodes, whole, host)
-        fitted = fit_calibration(steps, self.model, hardware, rows, source=told)
+        fitted = fit_calibration(
+            steps, self.model, hardware, rows, source=told, filling=self._filling()
+        )
         central = _with_waking(fitted, self.episodes, whole)
         around = self._fits(central, whole, host, hardware, fits)
         return Calibrated(
@@ -134,9 +144,21 @@ class Calibrator:
                 weights,
                 central.source,
                 central,
+                self._filling(),
             )
             found.append(_with_waking(fitted, self.episodes, whole[:, chosen]))
         return found
+
+    def _own_s(self) -> float:
+        """Processor time of this process; what others do in its pauses disturbs nothing."""
+        threads = self.machine.threads if self.machine.device == "cpu" else 1
+        return time.process_time() + threads * self.runner.idled_s
+
+    def _filling(self) -> Filling:
+        """As the engine fills its steps up."""
+        if self.machine.device != "cpu":
+            return UNFILLED
+        return MOST_EXACT_ROWS, ROWS_TOGETHER
 
     def _of_rounds(self, episode: Episode) -> tuple[list[float], list[float]]:
         whole = [t for one in self.timings for t in one.times_s(self.runner.whole(episode.name))]

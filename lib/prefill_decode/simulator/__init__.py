@@ -44,7 +44,7 @@ from prefill_decode.simulator.predicted import (
     simulate_fits,
     under_fits,
 )
-from prefill_decode.simulator.prices import Prices, products_of_step
+from prefill_decode.simulator.prices import Prices, filled_up, products_of_step
 from prefill_decode.simulator.simulate import simulate
 
 __all__ = [
@@ -71,6 +71,7 @@ __all__ = [
     "blocks_that_fit",
     "carried_per_s",
     "datasheet_workers",
+    "filled_up",
     "fleet_of",
     "fleet_of_split",
     "greatest_rate",

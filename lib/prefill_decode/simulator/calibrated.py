@@ -1,6 +1,6 @@
 """Calibrated: a calibration with what it was measured on, so that a file of it is a whole machine.
 
-On disk it is a calibration of version 2 with one more object, `measured`: the ceilings, the model,
+On disk it is a calibration with one more object, `measured`: the ceilings, the model,
 the blocks of cache that an engine of it has, and how far the fit lies from what was timed.
 """
 

@@ -14,14 +14,18 @@ the output matrix' floor by the rows that it reads. With `attention_by_chunk` th
 is a sum over chunks, as in an engine that runs one after another; each chunk of several tokens then
 takes `chunk_s` more, its operations' starts.
 
+An engine may run rows of zeros beside a step's own: where it has more than `exact_rows`, up to the
+next multiple of `rows_together`. The layers' products are then priced at that many rows.
+
 After an idle time of `idle_s` a step begins `wake_s` late, in proportion between these points and
 from none, and no later beyond the last: caches, clocks and threads have to come back.
 
 `fits` are calibrations from parts of the same measurement. What they predict differently is what
 the measurement leaves open.
 
-On disk it is one JSON object with these names, a version, and who measured it; a file of version 1
-has the six numbers alone. `Measured` adds what was measured: the machine, the model, the cache.
+On disk it is one JSON object with these names, a version, and who measured it; a file of version 2
+has no filled-up rows, one of version 1 the six numbers alone. `Measured` adds what was measured:
+the machine, the model, the cache.
 """
 
 import json
@@ -31,7 +35,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-VERSION = 2
+VERSION = 3
 SHARES = (
     "product_compute_share",
     "product_bandwidth_share",
@@ -40,6 +44,7 @@ SHARES = (
 )
 TIMES = ("step_s", "sequence_s", "chunk_s")
 LISTS = ("product_rows", "product_shares", "idle_s", "wake_s", "fits")
+FILLING = ("exact_rows", "rows_together")
 OF_VERSION_1 = (*SHARES, "step_s", "sequence_s", "source")
 
 
@@ -59,6 +64,8 @@ class Calibration:
     idle_s: tuple[float, ...] = ()  # rising
     wake_s: tuple[float, ...] = ()
     fits: tuple["Calibration", ...] = ()
+    exact_rows: int = 0
+    rows_together: int = 1  # 1: no step is filled up
 
     def __post_init__(self) -> None:
         for name in SHARES:
@@ -81,8 +88,14 @@ class Calibration:
             raise ValueError(
                 f"attention_by_chunk is true or false; got {self.attention_by_chunk!r}"
             )
-
+        self._check_filling()
         self._check_waking()
+
+    def _check_filling(self) -> None:
+        for name, least in zip(FILLING, (0, 1), strict=True):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} is a whole number from {least}; got {value!r}")
 
     def _check_waking(self) -> None:
         idle, wake = self.idle_s, self.wake_s
@@ -102,6 +115,12 @@ class Calibration:
                 return before_wake_s + part * (wake_s - before_wake_s)
             before_s, before_wake_s = known_s, wake_s
         return before_wake_s
+
+    def filled(self, rows: int) -> int:
+        """How many rows the layers' products of a step of so many have."""
+        if rows <= self.exact_rows:
+            return rows
+        return rows + -rows % self.rows_together
 
     def product_stretch(self, rows: float) -> float:
         """How many times its floor a product of so many rows takes; needs `product_rows`."""
@@ -150,13 +169,17 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
 
 def _calibration(document: Any) -> Calibration:
     version = document.get("version") if isinstance(document, dict) else None
-    if isinstance(version, bool) or version not in (1, VERSION):
-        raise ValueError(f"a calibration is a JSON object of version 1 or {VERSION}")
+    if isinstance(version, bool) or version not in (1, 2, VERSION):
+        raise ValueError(f"a calibration is a JSON object of version 1 to {VERSION}")
     beside = ("version",) if version == 1 else ("version", "measured")
     given = {name: value for name, value in document.items() if name not in beside}
     if version == 1:
         return _from_names(given, OF_VERSION_1)
-    names = tuple(field.name for field in fields(Calibration))
+    names = tuple(
+        field.name
+        for field in fields(Calibration)
+        if version == VERSION or field.name not in FILLING
+    )
     fits = given.get("fits", [])
     if not isinstance(fits, list) or not all(isinstance(fit, dict) for fit in fits):
         raise ValueError("fits are a list of calibrations")

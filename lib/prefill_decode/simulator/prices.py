@@ -136,10 +136,11 @@ class Prices:
 
     def _products_s_by_roofline(self, chunks: Sequence[Chunk]) -> float:
         rates = self._product_s_per_flop, self._product_s_per_byte
+        rows = self.calibration.filled(sum(chunk.new_tokens for chunk in chunks))
+        run = filled_up(chunks, rows)
         if not self.calibration.product_rows:
-            return _longer(step_work(self.model, chunks).weights, *rates)
-        layers, head = products_of_step(self.model, chunks)
-        rows = sum(chunk.new_tokens for chunk in chunks)
+            return _longer(step_work(self.model, run).weights, *rates)
+        layers, head = products_of_step(self.model, run)
         sampled = sum(chunk.samples_token for chunk in chunks)
         stretch = self.calibration.product_stretch
         head_s = _longer(head, *rates) * stretch(sampled) if sampled else 0.0
@@ -150,6 +151,7 @@ class Prices:
         return self._kv_bytes * tokens
 
     def _products_s(self, rows: int, sampled: int) -> float:
+        rows = self.calibration.filled(rows)
         flops = rows * self._flops_per_row + sampled * self._flops_per_sample
         num_bytes = self._layer_bytes + (self._head_bytes if sampled else 0.0)
         if self._expert_bytes:
@@ -190,6 +192,12 @@ def products_of_step(model: ModelSpec, chunks: Sequence[Chunk]) -> tuple[Work, W
         elif operation.name != ATTENTION:
             layers = Work(layers.flops + work.flops, layers.bytes + work.bytes)
     return layers, head
+
+
+def filled_up(chunks: Sequence[Chunk], rows: int) -> Sequence[Chunk]:
+    """And one that nobody hears, so that there are so many rows. Of products only: it attends."""
+    missing = rows - sum(chunk.new_tokens for chunk in chunks)
+    return [*chunks, Chunk(missing, 0, False)] if missing else chunks
 
 
 def _longer(work: Work, s_per_flop: float, s_per_byte: float) -> float:
