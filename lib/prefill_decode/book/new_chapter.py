@@ -59,6 +59,7 @@ def _skeleton(project: Project, claim: str, title: str, neighbours: list[tuple[s
     links = [f"{word}: {_link(project.title(name), name)}." for word, name in neighbours]
     text = SKELETON.read_text(encoding="utf-8")
     given = {"CLAIM_TITLE": title, "CLAIM_NAME": claim, "NEIGHBOURS": " ".join(links)}
+    given["EQUATION_NAME"] = claim.replace("_", "-")
     for place, words in given.items():
         assert text.count(place) == 1, place
         text = text.replace(place, _in_json(words))
