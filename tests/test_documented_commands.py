@@ -41,9 +41,8 @@ def test_the_readme_names_every_verb():
 
 
 def test_a_command_that_is_none_is_refused():
-    right, wrong = commands_of(
-        "```sh\nprefill-decode doctor --json  # a comment\n.venv/bin/prefill-decode doctor -x\n```\n"
-    )
+    lines = ["prefill-decode doctor --json  # words", ".venv/bin/prefill-decode doctor -x"]
+    right, wrong = commands_of("\n".join(["```sh", *lines, "```"]))
     make_parser().parse_args(right)
     with pytest.raises(SystemExit):
         make_parser().parse_args(wrong)
