@@ -61,10 +61,12 @@ def _draw(axes: Any, gap: LongestGap, row: int, record: RequestRecord) -> None:
 
 def _spoken(gap: LongestGap, num_rows: int) -> str:
     prompts = sum(record.request.prompt_tokens for record in gap.served)
+    one = len(gap.served) == 1
+    read = "prompt of 1 other request" if one else f"prompts of {len(gap.served)} other requests"
     left = 1 + len(gap.beside) - num_rows
     return (
         "Simulated timeline of the instance around its longest gap. "
-        f"Meanwhile the prompts of {len(gap.served)} other requests, {prompts} tokens, get their "
-        f"first token; {len(gap.beside)} others were there in all"
+        f"Meanwhile the {read}, {prompts} tokens, {'gets its' if one else 'get their'} first "
+        f"token; {len(gap.beside)} others were there in all"
         + (f", of which {left} are not drawn." if left else ".")
     )
