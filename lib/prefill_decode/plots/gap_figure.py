@@ -43,7 +43,8 @@ def _chosen(gap: LongestGap) -> list[RequestRecord]:
     served = gap.served
     if len(served) > room:
         served = tuple(served[place * len(served) // room] for place in range(room))
-    others = [record for record in gap.beside if record not in gap.served]
+    known = {id(record) for record in gap.served}
+    others = [record for record in gap.beside if id(record) not in known]
     others.sort(key=lambda record: abs(record.request.arrival_s - gap.start_s))
     return [gap.waiting, *served, *others[: room - len(served)]]
 
