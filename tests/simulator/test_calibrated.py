@@ -90,6 +90,12 @@ def test_a_file_that_was_cut_is_refused_wherever_it_ends(document, simulated):
         assert (code, "here.json" in told) == (2, True)
 
 
+def test_no_number_that_is_none_is_read_even_where_nothing_computes_with_it(document, simulated):
+    document["measured"]["num_rounds"] = float("nan")
+    code, told = simulated(json.dumps(document))
+    assert (code, "here.json: NaN is not a finite number" in told) == (2, True)
+
+
 def test_a_file_of_the_future_says_what_to_do(document, simulated):
     code, told = simulated(json.dumps({**document, "version": 4}))
     assert code == 2
