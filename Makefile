@@ -8,7 +8,7 @@ BIN := .venv/bin
 ARGS ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: book test check browser links clean
+.PHONY: book test check browser links built clean
 
 book: .venv/book
 	$(BIN)/prefill-decode book $(ARGS)
@@ -26,8 +26,11 @@ browser: .venv/test
 	$(BIN)/python tests/install_browser.py
 
 # Sphinx's own link checker; it fails on an address that does not answer and lists them all.
-links: .venv/book
+links: built .venv/book
 	$(BIN)/python -m sphinx -b linkcheck -q -d _build/doctrees _build/src _build/links
+
+built:
+	@test -d _build/src || { echo "make links asks the pages of the last make book; there are none: run make book" >&2; exit 2; }
 
 .venv/python: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("the book needs Python 3.11 or newer; set PYTHON=..." if sys.version_info < (3, 11) else 0)'

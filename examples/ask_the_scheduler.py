@@ -5,7 +5,7 @@
 Nothing is run. The scheduler is the one that the engine serves with; the roofline prices its steps.
 """
 
-import sys
+import argparse
 
 from prefill_decode.hardware import accelerator
 from prefill_decode.hf_config import get
@@ -35,5 +35,10 @@ def main(most_tokens: int, prompt_tokens: int, streams: int) -> None:
 
 
 if __name__ == "__main__":
-    given = [int(word) for word in sys.argv[1:]]
-    main(*given, *[512, 4096, 8][len(given) :])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    for name, default in (("most_tokens", 512), ("prompt_tokens", 4096), ("streams", 8)):
+        parser.add_argument(name, type=int, nargs="?", default=default)
+    try:
+        main(**vars(parser.parse_args()))
+    except (ValueError, OSError) as error:
+        parser.error(str(error))

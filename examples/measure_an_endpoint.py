@@ -4,8 +4,8 @@
 
 Such as http://127.0.0.1:8000 while `prefill-decode serve` runs. `bench` does more of this."""
 
+import argparse
 import asyncio
-import sys
 
 from prefill_decode.endpoint.bench import Plan, run_bench
 from prefill_decode.endpoint.bench_report import records_of
@@ -17,6 +17,8 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 64, 16
 
 
 def main(url: str, concurrency: int, num_requests: int) -> None:
+    if min(concurrency, num_requests) < 1:
+        raise ValueError(f"streams and requests are 1 or more; got {concurrency}, {num_requests}")
     requests = [Request(str(i), 0.0, PROMPT_TOKENS, OUTPUT_TOKENS) for i in range(num_requests)]
     plan = Plan(url, requests, num_requests, PROMPT_TOKENS, concurrency=concurrency, overhead=False)
     bench = asyncio.run(run_bench(plan, show=lambda progress: None))
@@ -30,6 +32,11 @@ def main(url: str, concurrency: int, num_requests: int) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    main(sys.argv[1], *[int(word) for word in [*sys.argv[2:], "2", "8"][:2]])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("url")
+    parser.add_argument("concurrency", type=int, nargs="?", default=2)
+    parser.add_argument("num_requests", metavar="requests", type=int, nargs="?", default=8)
+    try:
+        main(**vars(parser.parse_args()))
+    except (ValueError, OSError) as error:
+        parser.error(str(error))

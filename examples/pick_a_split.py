@@ -5,7 +5,7 @@
 TRACE is a CSV of timestamp,prompt_tokens,output_tokens, or one of the formats that
 prefill_decode.trace_formats knows. Simulated, on hardware as its makers print it."""
 
-import sys
+import argparse
 from pathlib import Path
 
 from prefill_decode.serving_metrics import Objectives
@@ -31,7 +31,12 @@ def main(path: str, model: str, accelerator: str, num_workers: int) -> None:
 
 
 if __name__ == "__main__":
-    given = dict(enumerate(sys.argv[1:]))
-    if not given:
-        sys.exit(__doc__)
-    main(given[0], given.get(1, "llama-3.1-8b"), given.get(2, "h100-sxm"), int(given.get(3, 4)))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("path", metavar="TRACE")
+    parser.add_argument("model", nargs="?", default="llama-3.1-8b")
+    parser.add_argument("accelerator", nargs="?", default="h100-sxm")
+    parser.add_argument("num_workers", metavar="WORKERS", type=int, nargs="?", default=4)
+    try:
+        main(**vars(parser.parse_args()))
+    except (ValueError, OSError) as error:
+        parser.error(str(error))

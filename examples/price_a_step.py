@@ -1,10 +1,10 @@
 """Price a step: its least time on an accelerator, and what limits it.
 
-    python price_a_step.py MODEL ACCELERATOR [SEQUENCES] [CONTEXT_TOKENS]
+    python price_a_step.py [MODEL] [ACCELERATOR] [SEQUENCES] [CONTEXT_TOKENS]
 
 MODEL is a shipped name or the path of a config.json from Hugging Face."""
 
-import sys
+import argparse
 
 from prefill_decode.hardware import accelerator
 from prefill_decode.hf_config import find
@@ -29,10 +29,12 @@ def main(model_name: str, accelerator_name: str, sequences: int, context_tokens:
 
 
 if __name__ == "__main__":
-    given = dict(enumerate(sys.argv[1:]))
-    main(
-        given.get(0, "llama-3.1-8b"),
-        given.get(1, "h100-sxm"),
-        int(given.get(2, 8)),
-        int(given.get(3, 2048)),
-    )
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("model_name", metavar="MODEL", nargs="?", default="llama-3.1-8b")
+    parser.add_argument("accelerator_name", metavar="ACCELERATOR", nargs="?", default="h100-sxm")
+    parser.add_argument("sequences", type=int, nargs="?", default=8)
+    parser.add_argument("context_tokens", type=int, nargs="?", default=2048)
+    try:
+        main(**vars(parser.parse_args()))
+    except (ValueError, OSError) as error:
+        parser.error(str(error))

@@ -4,8 +4,8 @@ that lacks this package, from its first cell on, which installs it from GitHub.
     python tests/launch_published.py [CHAPTER] [--budget SECONDS] [--model NAME]
 
 This checkout's last commit stands for GitHub: git takes the one address for the other, so nothing
-in the notebook changes. What pip needs comes from PyPI. Exit code 1 if a cell failed. Not part of
-`make test`, as it downloads torch.
+in the notebook changes. What pip needs comes from PyPI. Exit code 1 if a cell failed, 2 for what
+cannot be launched. Not part of `make test`, as it downloads torch.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import venv
+from math import inf
 from pathlib import Path
 
 import yaml
@@ -49,16 +50,32 @@ def launch(chapter: str, parameters: list[str], folder: Path) -> int:
     ).returncode
 
 
+def positive_seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < inf:
+        raise argparse.ArgumentTypeError(f"must be a positive number of seconds; got {text!r}")
+    return value
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("chapter", nargs="?", default="kv_cache_is_exact")
-    parser.add_argument("--budget", help="seconds to measure; the notebook's own otherwise")
+    parser.add_argument(
+        "--budget", type=positive_seconds, help="seconds to measure; the notebook's own otherwise"
+    )
     parser.add_argument("--model", help="a smaller one, for a slow machine")
     options = parser.parse_args()
+    chapters = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
+    if options.chapter not in chapters:  # before anything is downloaded
+        parser.error(f"a chapter is one of {', '.join(chapters)}; got {options.chapter!r}")
     given = {"budget_s": options.budget, "model_name": options.model}
-    parameters = [word for k, v in given.items() if v for word in ("-p", k, v)]
-    with tempfile.TemporaryDirectory(prefix="launch-") as folder:
-        return launch(options.chapter, parameters, Path(folder))
+    parameters = [word for k, v in given.items() if v for word in ("-p", k, str(v))]
+    try:
+        with tempfile.TemporaryDirectory(prefix="launch-") as folder:
+            return launch(options.chapter, parameters, Path(folder))
+    except subprocess.CalledProcessError as error:
+        print(f"no environment to launch in: {' '.join(error.cmd)} failed", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -68,6 +68,36 @@ def test_an_endpoint_is_measured(example, stub):  # noqa: F811
 
 
 @pytest.mark.parametrize("name", ["pick_a_split.py", "measure_an_endpoint.py"])
-def test_an_example_that_needs_words_says_how_it_is_called(example, name):
-    with pytest.raises(SystemExit, match=f"python {name}"):
+def test_an_example_that_needs_words_says_how_it_is_called(example, name, capsys):
+    with pytest.raises(SystemExit) as end:
         example(name)
+    assert end.value.code == 2
+    assert f"usage: {name}" in capsys.readouterr().err
+
+
+def test_an_endpoints_streams_and_requests_are_told_apart(example, stub):  # noqa: F811
+    told = example("measure_an_endpoint.py", f"http://127.0.0.1:{stub.port}", 4)
+    assert told[0].endswith("8 of 8 answered")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["price_a_step.py", "no-such-model"], "a model is a path to a config.json or one of"),
+        (["price_a_step.py", "llama-3.1-8b", "h100-sxm", "x"], "invalid int value: 'x'"),
+        (["price_a_step.py", "llama-3.1-8b", "h100-sxm", "-1"], "a step needs at least one chunk"),
+        (["price_a_step.py", "llama-3.1-8b", "h100-sxm", "1", "1", "1"], "unrecognized arguments"),
+        (["ask_the_scheduler.py", "0"], "most_sequences is from 1 to"),
+        (["ask_the_scheduler.py", "1", "2", "3", "4"], "unrecognized arguments: 4"),
+        (["pick_a_split.py", "no-such.csv"], "No such file"),
+        (["pick_a_split.py", "no-such.csv", "llama-3.1-8b", "h100-sxm", "x"], "invalid int value"),
+        (["measure_an_endpoint.py", "nowhere"], "a server's address is like"),
+        (["measure_an_endpoint.py", "http://127.0.0.1:1", "0"], "are 1 or more; got 0, 8"),
+    ],
+    ids=" ".join,
+)
+def test_what_an_example_cannot_do_is_said_in_a_sentence(example, capsys, words, told):
+    with pytest.raises(SystemExit) as end:
+        example(*words)
+    assert end.value.code == 2
+    assert told in capsys.readouterr().err

@@ -120,6 +120,18 @@ def test_a_failed_write_leaves_the_earlier_record_and_no_litter(record, tmp_path
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
+def test_what_is_no_file_is_never_replaced_by_one(tmp_path):
+    pipe, folder = tmp_path / "pipe", tmp_path / "folder"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    for path in (pipe, folder):
+        with pytest.raises(ValueError, match="only a file can be written anew"):
+            results.write_all_atomically({tmp_path / "beside": b"x", path: b"x"})
+    assert pipe.is_fifo()
+    assert folder.is_dir()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["folder", "pipe"]
+
+
 def damaged(record):
     text = json.dumps(record)
     nan = text.replace('"n": 10', '"n": NaN', 1)

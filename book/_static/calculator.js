@@ -444,6 +444,7 @@
   const CHOICES = ["model", "accelerator", "numbers"];
   const COUNTS = ["devices", "batch", "context", "prompt", "link"];
   const NAMES = [...CHOICES, ...COUNTS];
+  const MOST_NOTES = 5; // of words in a link that name no field
   const LONGEST_SHOWN = 40;
 
   const shortened = (text) =>
@@ -497,6 +498,10 @@
     const notes = [...new Set(asked.keys())]
       .filter((name) => !NAMES.includes(name) && name !== "highlight")
       .map((name) => `“${shortened(name)}” names no field and is left out.`);
+    if (notes.length > MOST_NOTES) {
+      const others = notes.splice(MOST_NOTES).length;
+      notes.push(`${formatCount(others)} more name no field and are left out.`);
+    }
     const replace = (name, problem) => {
       if (!problem) return;
       texts[name] = defaultOf(name);

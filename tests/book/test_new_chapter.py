@@ -1,6 +1,7 @@
 """A claim that is begun: a notebook that keeps the rules and runs, in its place among others."""
 
 import json
+import os
 import shutil
 
 import nbformat
@@ -114,13 +115,119 @@ def test_nothing_else_of_the_neighbours_changes(project):
         ("../escape_is_bad", None, "small letters"),
         ("decode_is_serial", None, "there already"),
         (CLAIM, "decode_is_cereal", "did you mean decode_is_serial"),
+        (CLAIM, "", "claim must be one of"),
+        ("a_" + "b" * 300, None, "of at most 80"),
     ],
 )
 def test_a_name_that_cannot_be_is_refused_and_nothing_written(project, claim, after, message):
-    def state():
-        return {path: path.read_bytes() for path in project.root.rglob("*") if path.is_file()}
-
-    before = state()
+    before = state(project)
     with pytest.raises(ValueError, match=message):
         new_chapter(project, claim, after)
-    assert state() == before
+    assert state(project) == before
+
+
+@pytest.mark.parametrize(
+    "title",
+    ["", " ", " spaces ", "two\nlines", "a](evil.ipynb)", "<b>bold</b>", "a | b", "x" * 121],
+)
+def test_a_title_that_would_break_its_page_is_refused_and_nothing_written(project, title):
+    before = state(project)
+    with pytest.raises(ValueError, match="a title is one printable line"):
+        new_chapter(project, CLAIM, title=title)
+    assert state(project) == before
+
+
+def test_a_title_may_hold_the_names_of_the_skeletons_places(project):
+    title = 'What CLAIM_NAME and "NEIGHBOURS" mean'
+    new_chapter(project, CLAIM, title=title)
+    assert project.title(CLAIM) == title
+    assert "[real engines show it too](real_engines_show_it_too.ipynb)" in last_cell(project, CLAIM)
+
+
+def test_a_claim_begun_twice_is_refused_and_what_was_filled_in_stays(project):
+    new_chapter(project, CLAIM)
+    before = state(project)
+    with pytest.raises(ValueError, match="there already"):
+        new_chapter(project, CLAIM)
+    assert state(project) == before
+
+
+def test_a_link_that_leads_nowhere_is_not_written_over(project):
+    project.notebook(CLAIM).symlink_to("nowhere.ipynb")
+    with pytest.raises(ValueError, match="there already"):
+        new_chapter(project, CLAIM)
+    assert project.notebook(CLAIM).is_symlink()
+
+
+def test_ends_of_lines_stay_as_they_are(project):
+    path = project.root / "_toc.yml"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    before = path.read_bytes()
+    new_chapter(project, CLAIM, "decode_is_serial")
+    line = f"- file: notebooks/{CLAIM}\r\n".encode()
+    added = [each for each in path.read_bytes().splitlines(keepends=True) if line in each]
+    assert len(added) == 1
+    assert path.read_bytes().replace(added[0], b"") == before
+
+
+def test_a_remark_behind_a_chapter_in_the_table_of_contents_stays_there(project):
+    path = project.root / "_toc.yml"
+    plain = "- file: notebooks/decode_is_serial\n"
+    path.write_text(path.read_text().replace(plain, plain[:-1] + "  # a remark\n"))
+    new_chapter(project, CLAIM, "decode_is_serial")
+    place = project.chapters().index("decode_is_serial")
+    assert project.chapters()[place + 1] == CLAIM
+    assert "decode_is_serial  # a remark\n" in path.read_text()
+    assert path.read_text().count("# a remark") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('- file: "notebooks/decode_is_serial"', "without quotes; got 0 such lines"),
+        ("- {file: notebooks/decode_is_serial}", "without quotes; got 0 such lines"),
+    ],
+)
+def test_a_table_of_contents_in_another_form_is_refused(project, line, message):
+    path = project.root / "_toc.yml"
+    path.write_text(path.read_text().replace("- file: notebooks/decode_is_serial", line))
+    before = state(project)
+    with pytest.raises(ValueError, match=message):
+        new_chapter(project, CLAIM, "decode_is_serial")
+    assert state(project) == before
+
+
+def test_a_book_without_a_chapter_has_none_to_follow(project):
+    (project.root / "_toc.yml").write_text("root: book/index\nparts: []\n")
+    with pytest.raises(ValueError, match="a claim follows a chapter; it has none"):
+        new_chapter(project, CLAIM)
+
+
+def test_a_neighbour_without_its_link_is_refused_and_nothing_written(project):
+    path = project.notebook("decode_is_serial")
+    notebook = json.loads(path.read_text())
+    notebook["cells"][-1]["source"] = ["no link here"]
+    path.write_text(json.dumps(notebook))
+    before = state(project)
+    with pytest.raises(ValueError, match=r"one link 'Next: \[title\]\(NAME.ipynb\)'; got 0"):
+        new_chapter(project, CLAIM, "decode_is_serial")
+    assert state(project) == before
+
+
+def test_a_disk_that_fails_midway_leaves_everything_as_it_was(project, monkeypatch):
+    before = state(project)
+    synced = []
+
+    def fail_at_the_third(handle):
+        synced.append(handle)
+        if len(synced) == 3:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail_at_the_third)
+    with pytest.raises(OSError, match="No space left"):
+        new_chapter(project, CLAIM, "decode_is_serial")
+    assert state(project) == before
+
+
+def state(project):
+    return {path: path.read_bytes() for path in project.root.rglob("*") if path.is_file()}

@@ -1,6 +1,7 @@
 """The calibrate command as a user types it, mistakes included."""
 
 import json
+import os
 
 import pytest
 
@@ -65,7 +66,8 @@ def test_a_file_is_written_and_told_in_words_and_in_strict_json(quick, capsys, t
     ("words", "why"),
     [
         ([], "--out"),
-        (["--out", "no-such-folder/here.json"], "no such folder: no-such-folder"),
+        (["--out", "no-such-folder/here.json"], "--out is a file in a folder"),
+        (["--out", "/dev/null"], "--out is a file in a folder"),
         (["--out", "x.json", "--layers", "0"], "from 1"),
         (["--out", "x.json", "--budget", "-5"], "a positive number of seconds"),
         (["--out", "x.json", "--threads", "none"], "a whole number"),
@@ -79,3 +81,17 @@ def test_a_mistake_is_named_with_exit_code_2(capsys, tmp_path, monkeypatch, word
     assert (code, out) == (2, "")
     assert why in err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_fails_keeps_the_earlier_calibration(quick, capsys, tmp_path, monkeypatch):
+    path = tmp_path / "here.json"
+    path.write_text("the earlier one")
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    code, _, err = run(capsys, "--model", "laptop-254m", "--device", "cpu", "--out", path)
+    assert (code, "No space left" in err) == (2, True)
+    assert path.read_text() == "the earlier one"
+    assert list(tmp_path.iterdir()) == [path]

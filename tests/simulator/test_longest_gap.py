@@ -7,7 +7,7 @@ import pytest
 from prefill_decode.plots import timeline_of_gap
 from prefill_decode.plots.gap_figure import MOST_ROWS
 from prefill_decode.request import Request
-from prefill_decode.simulator import fleet_of, longest_gap, simulate
+from prefill_decode.simulator import LongestGap, fleet_of, longest_gap, simulate
 
 WORKER = {"model": "llama-3.1-8b", "accelerator": "h100-sxm", "most_tokens_per_step": 8192}
 
@@ -78,3 +78,14 @@ def test_the_figure_says_how_long_who_was_read_and_what_is_left_out(tmp_path):
     assert "of which 6 are not drawn" in figure.alt
     few = timeline_of_gap(longest_gap(simulate(one, streams_and_a_long_prompt())))
     assert "not drawn" not in few.alt
+
+
+def test_a_crowd_beside_a_gap_is_looked_through_once(tmp_path, monkeypatch):
+    one = fleet(tmp_path, {"policy": "prefill_first"})
+    gap = longest_gap(simulate(one, [Request(str(n), n / 1000, 100, 5) for n in range(400)]))
+    looked = []
+    served = LongestGap.served.fget
+    watched = property(lambda self: looked.append(self) or served(self))
+    monkeypatch.setattr(LongestGap, "served", watched)
+    timeline_of_gap(gap)
+    assert len(gap.beside) > 10 > len(looked)

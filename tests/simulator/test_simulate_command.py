@@ -1,6 +1,7 @@
 """The simulate command as a user types it, mistakes included."""
 
 import json
+import os
 
 import pytest
 
@@ -186,3 +187,49 @@ def test_a_figure_needs_a_rate_and_a_place(capsys, tmp_path):
     code, _, err = run(capsys, *given, tmp_path / "nowhere" / "a.svg", "--requests", 20)
     assert code == 2
     assert "nowhere" in err
+
+
+@pytest.mark.parametrize("option", ["--figure", "--timeline"])
+def test_a_drawing_replaces_no_device_no_folder_and_no_link(tmp_path, capsys, option):
+    pipe, folder, link = tmp_path / "pipe", tmp_path / "folder", tmp_path / "link"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    link.symlink_to(tmp_path / "elsewhere")
+    missing = tmp_path / "none" / "x.svg"
+    for path in (pipe, folder, link, missing, ""):
+        code, out, err = run(capsys, *FLAGS, *LOAD, option, path)
+        assert (code, out) == (2, "")
+        assert f"{option} is a file in a folder that can be written to" in err
+    assert pipe.is_fifo()
+    assert folder.is_dir()
+    assert link.is_symlink()
+
+
+def test_two_drawings_go_into_two_files(tmp_path, capsys):
+    path = tmp_path / "x.svg"
+    code, _, err = run(capsys, *FLAGS, *LOAD, "--figure", path, "--timeline", path)
+    assert code == 2
+    assert "are two files" in err
+    assert not path.exists()
+
+
+def test_what_cannot_be_drawn_costs_no_result(tmp_path, capsys):
+    words = [*FLAGS, *LOAD, "--output-tokens", 1, "--timeline", tmp_path / "x.svg"]
+    code, out, err = run(capsys, *words)
+    assert code == 2
+    assert "no answer here has two" in err
+    assert "60 requests in" in out
+
+
+def test_one_request_has_no_figure_and_is_told_before_the_simulation(tmp_path, capsys):
+    words = ["--rate", 4, "--requests", 1, "--figure", tmp_path / "x.svg"]
+    code, out, err = run(capsys, *FLAGS, *words)
+    assert (code, out) == (2, "")
+    assert "got 1 at one: give more, or leave --figure out" in err
+
+
+def test_a_fleet_that_no_memory_holds_is_refused(capsys):
+    for instances, told in ((10**9, "instances is a whole number from 1 to"), (10**6, "fewer")):
+        code, out, err = run(capsys, *FLAGS, *LOAD, "--instances", instances)
+        assert (code, out) == (2, "")
+        assert told in err

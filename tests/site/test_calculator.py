@@ -454,6 +454,10 @@ def test_where_copying_is_refused_the_page_says_where_the_link_is(open_page):
         ("model=nothing&numbers=mxfp4", ["Model must be", "mxfp4 stores routed experts"]),
         ("contxt=5", ["“contxt” names no field"]),
         ("batch=" + "9" * 500, ["Batch must be a whole number"]),
+        (
+            "&".join(f"k{number}" for number in range(1005)),
+            [*[f"“k{number}” names no field" for number in range(5)], "1,000 more name no field"],
+        ),
         ("link=NaN&devices=%00", ["Accelerators that share the model must be", "Link must be"]),
     ],
 )

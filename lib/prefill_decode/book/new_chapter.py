@@ -5,14 +5,16 @@ something that works. Every place that wants words or another choice says TODO; 
 notebooks refuse to publish one."""
 
 import json
+import os
 import re
 from pathlib import Path
 
 from prefill_decode.book.project import Project
-from prefill_decode.results import write_atomically
+from prefill_decode.results import write_all_atomically
 
 SKELETON = Path(__file__).with_name("skeleton.ipynb")
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+")
+LONGEST_NAME, LONGEST_TITLE = 80, 120
 
 
 def new_chapter(
@@ -21,12 +23,16 @@ def new_chapter(
     """Write the notebook of `claim`, put it into _toc.yml behind the chapter `after` (the last),
     and turn its neighbours' links to it. The files written, the notebook first.
 
-    ValueError, with nothing written, for a name that is no claim's or is taken."""
+    ValueError, with nothing written, for a name that is no claim's or is taken, or for a title
+    that would break its page."""
     _check_name(project, claim)
+    title = claim.replace("_", " ").capitalize() if title is None else title
+    _check_title(title)
     chapters = project.chapters()
+    if not chapters:
+        raise ValueError(f"{project.root / '_toc.yml'}: a claim follows a chapter; it has none")
     before = chapters[-1] if after is None else project.chosen([after])[0]
     following = chapters[chapters.index(before) + 1 :][:1]
-    title = title or claim.replace("_", " ").capitalize()
     link = _link(title, claim)
     neighbours = [("Before", before), *(("Next", name) for name in following)]
     written = {
@@ -36,19 +42,28 @@ def new_chapter(
     }
     for name in following:
         written[project.notebook(name)] = _turned(project.notebook(name), "Before", link)
-    for path, text in written.items():
-        write_atomically(path, text)
+    write_all_atomically({path: text.encode("utf-8") for path, text in written.items()})
     return list(written)
 
 
 def _check_name(project: Project, claim: str) -> None:
-    if not NAME.fullmatch(claim):
+    if not NAME.fullmatch(claim) or len(claim) > LONGEST_NAME:
         raise ValueError(
             "a claim's name is a sentence in small letters joined by _, such as "
-            f"decode_is_serial; got {claim!r}"
+            f"decode_is_serial, of at most {LONGEST_NAME}; got {claim!r:.100}"
         )
-    if project.notebook(claim).exists():
+    if os.path.lexists(project.notebook(claim)):  # a link that leads nowhere is there, too
         raise ValueError(f"{project.notebook(claim)} is there already: choose another name")
+
+
+def _check_title(title: str) -> None:
+    """It becomes a heading, the words of links and a cell of tables."""
+    plain = title.isprintable() and not set(title) & set("[]<>|`\\")
+    if not plain or title != title.strip() or not 0 < len(title) <= LONGEST_TITLE:
+        raise ValueError(
+            f"a title is one printable line of 1 to {LONGEST_TITLE} characters, without [ ] < > | "
+            f"` and backslash or spaces around it; got {title!r:.140}"
+        )
 
 
 def _link(title: str, chapter: str) -> str:
@@ -60,34 +75,47 @@ def _skeleton(project: Project, claim: str, title: str, neighbours: list[tuple[s
     text = SKELETON.read_text(encoding="utf-8")
     given = {"CLAIM_TITLE": title, "CLAIM_NAME": claim, "NEIGHBOURS": " ".join(links)}
     given["EQUATION_NAME"] = claim.replace("_", "-")
-    for place, words in given.items():
+    for place in given:
         assert text.count(place) == 1, place
-        text = text.replace(place, _in_json(words))
-    return text
+    places = re.compile("|".join(given))  # all at once: a title may hold the name of a place
+    return places.sub(lambda found: _in_json(given[found[0]]), text)
 
 
 def _toc_with(project: Project, claim: str, before: str) -> str:
     """The table of contents as it is written, with one line more."""
     path = project.root / "_toc.yml"
-    line = re.compile(rf"^([ \t]*- file: notebooks/){before}[ \t]*$", re.MULTILINE)
-    text, count = line.subn(rf"\g<0>\n\g<1>{claim}", path.read_text(encoding="utf-8"))
+    line = re.compile(
+        rf"^([ \t]*- file: notebooks/){re.escape(before)}[ \t]*(#[^\r\n]*)?(?=(\r?)$)", re.MULTILINE
+    )
+    text, count = line.subn(rf"\g<0>\g<3>\n\g<1>{claim}", _as_written(path))
     if count != 1:
-        raise ValueError(f"{path}: {before} stands on a line of its own, '- file: notebooks/...'")
+        raise ValueError(
+            f"{path}: a chapter stands on a line of its own, '- file: notebooks/{before}', without "
+            f"quotes; got {count} such lines: write it so"
+        )
     return text
 
 
 def _turned(path: Path, word: str, link: str) -> str:
     """A notebook as it is written, whose link `word` leads to the new chapter. The last chapter
     has no Next yet: it gets one behind its Before."""
-    text = path.read_text(encoding="utf-8")
+    text = _as_written(path)
     target = r"\[[^\]]*\]\(\w+\.ipynb\)"
     turned, count = re.subn(f"({word}: ){target}", lambda f: f[1] + _in_json(link), text)
     if not count and word == "Next":
         after = re.compile(rf"Before: {target}[^.]*\.")
         turned, count = after.subn(lambda found: f"{found[0]} Next: {_in_json(link)}.", text)
     if count != 1:
-        raise ValueError(f"{path.name}: a chapter ends with one link '{word}: [title](NAME.ipynb)'")
+        raise ValueError(
+            f"{path.name}: a chapter ends with one link '{word}: [title](NAME.ipynb)'; got "
+            f"{count}: write it there, then begin the claim again"
+        )
     return turned
+
+
+def _as_written(path: Path) -> str:
+    """A text with the ends of its lines as they are."""
+    return path.read_bytes().decode("utf-8")
 
 
 def _in_json(words: str) -> str:

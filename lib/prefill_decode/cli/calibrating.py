@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prefill_decode.cli import values
-from prefill_decode.cli.shared import FINE, RenewedLine, print_json, print_last, warn
+from prefill_decode.cli.shared import FINE, RenewedLine, check_out, print_json, print_last, warn
 from prefill_decode.units import format_seconds, format_si, format_significant
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ def calibrate(options: argparse.Namespace) -> int:
     """What steps take on this machine's engine, as a file for `simulate --calibration`."""
     from prefill_decode.calibrating import measure_calibration, use_threads
     from prefill_decode.measure import describe_machine
-    from prefill_decode.simulator import write_calibrated
+    from prefill_decode.results import write_atomically
     from prefill_decode.simulator.calibrated import document_of
+    from prefill_decode.simulator.calibration import text_of
 
-    if not options.out.parent.is_dir():
-        raise ValueError(f"no such folder: {options.out.parent}; --out names a file to write")
+    check_out("--out", options.out)
     if options.threads is not None:
         use_threads(options.threads)
     machine = describe_machine(options.device)
@@ -41,7 +41,7 @@ def calibrate(options: argparse.Namespace) -> int:
         )
     finally:
         line.end()
-    write_calibrated(options.out, found)
+    write_atomically(options.out, text_of(document_of(found)))
     warn(found.advice)
     if options.json:
         print_json(document_of(found))

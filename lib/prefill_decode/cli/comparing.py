@@ -12,6 +12,7 @@ from prefill_decode.cli.shared import (
     FINDING,
     FINE,
     UNUSABLE,
+    check_out,
     print_json,
     print_last,
     printable,
@@ -158,6 +159,7 @@ def trust(options: argparse.Namespace) -> int:
     from prefill_decode import paired
     from prefill_decode.book.run import measuring_alone
 
+    check_out("--out", options.out)
     project = project_of(options)
     project.prepare()
     with measuring_alone(project):

@@ -16,7 +16,7 @@ from prefill_decode.cli.loads import (
     synthetic_requests,
     traced_requests,
 )
-from prefill_decode.cli.shared import FINDING, FINE, complain, print_json, print_last
+from prefill_decode.cli.shared import FINDING, FINE, check_out, complain, print_json, print_last
 from prefill_decode.units import GIGABIT, format_seconds, format_significant
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def pools(options: argparse.Namespace) -> int:
     """The best whole-worker split into prefill and decode for a load and its objectives."""
     from prefill_decode.simulator import search, splits_of
 
+    check_out("--figure", options.figure)
     objectives = objectives_of(options)
     first, last = options.workers
     kinds = _kinds(options)
@@ -46,13 +47,13 @@ def pools(options: argparse.Namespace) -> int:
         given = (splits, load, objectives, seeds, options.share, options.rate)
         searches.append((workers, search(workers, *given)))
     best = max(searches, key=lambda each: each[1].best.of_a_device_per_s.median)
-    if options.figure is not None:
-        _draw(options.figure, best[1])
     if options.json:
         report = [_report(*each) for each in searches]
         print_json({"searches": report, "best": searches.index(best), "asked": _asked(options)})
     else:
         print_last("\n".join(_lines(searches, best, options)))
+    if options.figure is not None:
+        _draw(options.figure, best[1])
     if best[1].best.rate_per_s.median == 0:
         complain("no split answers so large a share within the objectives, at any rate")
         return FINDING

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -27,6 +28,23 @@ def project_with_records(options: argparse.Namespace) -> "Project":
     if options.results is not None and not project.results.is_dir():
         raise ValueError(f"no such folder: {options.results}; records lie in book/results")
     return project
+
+
+def check_out(option: str, path: Path | None) -> None:
+    """A file that cannot be written is known before the work, not after it."""
+    if path is None:
+        return
+    try:  # a device would be replaced by a file, and so would a link, such as /dev/stdout
+        usable = not path.is_symlink() and (path.is_file() or not path.exists())
+        if usable:
+            tempfile.TemporaryFile(dir=path.parent).close()
+    except (OSError, ValueError):  # ValueError: a null character
+        usable = False
+    if not usable:
+        raise ValueError(
+            f"{option} is a file in a folder that can be written to, no link, device or folder; "
+            f"got {str(path)!r:.200}"
+        )
 
 
 def checked_key(key: str | None, where: str) -> str | None:

@@ -18,6 +18,7 @@ from prefill_decode.cli.shared import (
     FINDING,
     FINE,
     RenewedLine,
+    check_out,
     complain,
     print_json,
     print_last,
@@ -43,9 +44,12 @@ def simulate(options: argparse.Namespace) -> int:
     from prefill_decode.simulator import near_saturation
     from prefill_decode.simulator import simulate as play
 
+    _check_drawings(options)
     objectives = objectives_of(options)
     fleet = _fleet(options)
     requests, trace = _requests(options)
+    if options.figure is not None:
+        _span_s(requests)  # before the simulation, not after it
     line = RenewedLine(sys.stderr)
     try:
         outcome = play(
@@ -61,16 +65,23 @@ def simulate(options: argparse.Namespace) -> int:
         line.end()
     summary = outcome.summary(objectives)
     warning = near_saturation(outcome)
-    if options.figure is not None:
-        _draw(options.figure, fleet, requests, objectives)
-    if options.timeline is not None:
-        _draw_longest_gap(options.timeline, outcome)
     if options.json:
         told = {**_report(outcome), "summary": summary.as_dict(), "trace": trace}
         print_json({**told, "near_saturation": warning, "fits": _fits_report(summary, around)})
     else:
         print_last("\n".join(_lines(outcome, summary, around, warning)))
+    if options.figure is not None:
+        _draw(options.figure, fleet, requests, objectives)
+    if options.timeline is not None:
+        _draw_longest_gap(options.timeline, outcome)
     return FINE
+
+
+def _check_drawings(options: argparse.Namespace) -> None:
+    check_out("--figure", options.figure)
+    check_out("--timeline", options.timeline)
+    if options.figure is not None and options.figure == options.timeline:
+        raise ValueError(f"--figure and --timeline are two files; got {options.figure} for both")
 
 
 def _under_fits(
@@ -126,13 +137,20 @@ def _draw(
     from prefill_decode.simulator import at_rate
     from prefill_decode.simulator import simulate as play
 
-    span_s = max(r.arrival_s for r in requests) - min(r.arrival_s for r in requests)
-    if not span_s > 0:
-        raise ValueError("a figure of goodput needs requests that arrive at more than one moment")
-    rates = [share * (len(requests) - 1) / span_s for share in SHARES_OF_RATE]
+    rates = [share * (len(requests) - 1) / _span_s(requests) for share in SHARES_OF_RATE]
     summaries = [play(fleet, at_rate(requests, rate)).summary(objectives) for rate in rates]
     figure = goodput_against_rate(dict(zip(rates, summaries, strict=True)))
     write_atomically(path, figure.standalone() + "\n")
+
+
+def _span_s(requests: Sequence["Request"]) -> float:
+    span_s = max(r.arrival_s for r in requests) - min(r.arrival_s for r in requests)
+    if not span_s > 0:
+        raise ValueError(
+            "a figure of goodput needs requests that arrive at more than one moment; got "
+            f"{len(requests)} at one: give more, or leave --figure out"
+        )
+    return span_s
 
 
 def _draw_longest_gap(path: Path, outcome: "Outcome") -> None:

@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 import time
 from itertools import islice
 from math import inf, isfinite
@@ -16,6 +15,7 @@ from prefill_decode.cli.shared import (
     FINDING,
     FINE,
     INTERRUPTED,
+    check_out,
     checked_key,
     complain,
     print_json,
@@ -100,7 +100,7 @@ def bench(options: argparse.Namespace) -> int:
 
     objectives = objectives_of(options)
     plan = _plan(options)
-    _check_out(options.out)
+    check_out("--out", options.out)
     progress = ProgressLine(sys.stderr)
     try:
         found = asyncio.run(run_bench(plan, progress))
@@ -233,20 +233,6 @@ def _enough(options: argparse.Namespace) -> int:
         )
     spread = max(1.0, options.burstiness or 0.0)
     return int(expected + 10 * spread * expected**0.5 + 20 * spread**2)
-
-
-def _check_out(path: Path | None) -> None:
-    """A file that cannot be written is known before the run, not after it."""
-    if path is None:
-        return
-    try:
-        usable = path.is_file() or not path.exists()  # a device would be replaced by a file
-        if usable:
-            tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError:
-        usable = False
-    if not usable:
-        raise ValueError(f"--out is a file in a folder that can be written to; got {path}")
 
 
 def _write_exchanges(path: Path | None, found: "Bench") -> OSError | None:

@@ -5,7 +5,7 @@ MACHINE.jsonl holds every run in short, baseline/CLAIM/MACHINE.jsonl the pinned 
 """
 
 from prefill_decode.results.checks import DATE_FORMAT, STEP_PREFIXES, interval_of
-from prefill_decode.results.files import LARGEST_FILE_BYTES, write_atomically
+from prefill_decode.results.files import LARGEST_FILE_BYTES, write_all_atomically, write_atomically
 from prefill_decode.results.record import (
     Record,
     load,
@@ -50,5 +50,6 @@ __all__ = [
     "same_kind",
     "save",
     "stored_interval",
+    "write_all_atomically",
     "write_atomically",
 ]

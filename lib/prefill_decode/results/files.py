@@ -138,7 +138,12 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
 
 
 def write_all_atomically(contents: Mapping[Path, bytes]) -> None:
-    """Write files whole, and none before every one is on the disk: a full disk changes nothing."""
+    """Write files whole, and none before every one is on the disk: a full disk changes nothing.
+
+    ValueError for a path that is something else already: a device would be gone, for everyone."""
+    for path in contents:
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{path}: only a file can be written anew; this is none: name a file")
     written: dict[Path, str] = {}
     try:
         for path, content in contents.items():

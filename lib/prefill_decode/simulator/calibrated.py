@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from prefill_decode.hardware import Hardware
 from prefill_decode.model_spec import Experts, LatentAttention, ModelSpec, RopeScaling, Vectors
@@ -21,6 +21,10 @@ from prefill_decode.simulator.calibration import (
 )
 
 MEASURED = "measured"
+KINDS = {bool: "true or false", str: "a text", int: "a whole number", float: "a finite number"}
+Made = TypeVar(
+    "Made", Hardware, ModelSpec, Experts, LatentAttention, RopeScaling, Vectors, "Residual"
+)
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ def read_calibrated(path: Path) -> Calibrated | None:
         return None
     try:
         return _calibrated(calibration, told)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise ValueError(f"{path}: {MEASURED}: {error}") from error
 
 
@@ -99,25 +103,44 @@ def _calibrated(calibration: Calibration, told: Mapping[str, Any]) -> Calibrated
         raise ValueError(f"it has {', '.join(sorted(names))}; got {sorted(told)}")
     return Calibrated(
         calibration,
-        Hardware(**told["hardware"]),
+        _made(Hardware, told["hardware"]),
         _model(told["model"]),
         told["num_blocks"],
         told["block_tokens"],
-        tuple(Residual(**each) for each in told["residuals"]),
+        tuple(_made(Residual, each) for each in told["residuals"]),
         told["num_rounds"],
         tuple(told["advice"]),
     )
 
 
+def _made(kind: type[Made], told: Mapping[str, Any]) -> Made:
+    """ValueError for a value that is not of its field's type; the class checks the rest."""
+    if not isinstance(told, dict):
+        raise ValueError(f"{kind.__name__} is an object; got {told!r:.60}")
+    for name, asked in ((field.name, field.type) for field in fields(kind)):
+        if name in told and asked in KINDS and not _is_of(asked, told[name]):
+            raise ValueError(f"{kind.__name__}: {name} is {KINDS[asked]}; got {told[name]!r:.60}")
+    return kind(**told)
+
+
+def _is_of(asked: Any, value: object) -> bool:
+    if asked in (int, float):
+        kind = int if asked is int else (int, float)
+        return isinstance(value, kind) and not isinstance(value, bool) and isfinite(value)
+    return isinstance(value, asked)
+
+
 def _model(told: Mapping[str, Any]) -> ModelSpec:
+    if not isinstance(told, dict):
+        raise ValueError(f"model is an object; got {told!r:.60}")
     given = dict(told)
     if given["windows"] is not None:
         given["windows"] = tuple(given["windows"])
     if given["experts"] is not None:
         layers = tuple(given["experts"]["dense_layers"])
-        given["experts"] = Experts(**{**given["experts"], "dense_layers": layers})
+        given["experts"] = _made(Experts, {**given["experts"], "dense_layers": layers})
     if given["latent"] is not None:
-        given["latent"] = LatentAttention(**given["latent"])
+        given["latent"] = _made(LatentAttention, given["latent"])
     if given["rope_scaling"] is not None:
-        given["rope_scaling"] = RopeScaling(**given["rope_scaling"])
-    return ModelSpec(**{**given, "vectors": Vectors(**given["vectors"])})
+        given["rope_scaling"] = _made(RopeScaling, given["rope_scaling"])
+    return _made(ModelSpec, {**given, "vectors": _made(Vectors, given["vectors"])})

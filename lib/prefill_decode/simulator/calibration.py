@@ -141,10 +141,16 @@ def read_calibration(path: Path) -> Calibration:
 
 def read_document(path: Path) -> Any:
     """What JSON the file has. ValueError, naming it, for none."""
+    if path.exists() and not path.is_file():  # a device or a pipe may never end
+        raise ValueError(f"{path}: a calibration is a regular file, as `calibrate` writes it")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _refuse(token: str) -> None:
+    raise ValueError(f"{token} is not a finite number")
 
 
 def calibration_of(document: Any, path: Path) -> Calibration:
@@ -164,13 +170,22 @@ def as_document(calibration: Calibration) -> dict[str, Any]:
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(text_of(document), encoding="utf-8")
+
+
+def text_of(document: Mapping[str, Any]) -> str:
+    """A calibration's file: strict JSON."""
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
 def _calibration(document: Any) -> Calibration:
     version = document.get("version") if isinstance(document, dict) else None
     if isinstance(version, bool) or version not in (1, 2, VERSION):
-        raise ValueError(f"a calibration is a JSON object of version 1 to {VERSION}")
+        raise ValueError(
+            f"a calibration is a JSON object of version 1 to {VERSION}; got "
+            + (f"version {version!r:.60}" if isinstance(document, dict) else f"{document!r:.60}")
+            + ": calibrate anew, or update this package if a later one wrote the file"
+        )
     beside = ("version",) if version == 1 else ("version", "measured")
     given = {name: value for name, value in document.items() if name not in beside}
     if version == 1:

@@ -19,6 +19,8 @@ from prefill_decode.simulator.calibration import Calibration
 
 Role = Literal["both", "prefill", "decode"]
 ROLES: tuple[Role, ...] = get_args(Role)
+MOST = {"instances": 10**6, "num_blocks": 10**8, "block_tokens": 10**6, "devices": 10**6}
+MOST_BLOCKS = 2 * 10**8  # of all instances: the simulator keeps a number for each
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,17 @@ class Pool:
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise ValueError(f"{self.name}: role is one of {', '.join(ROLES)}; got {self.role!r}")
-        for name in ("instances", "num_blocks", "block_tokens", "devices"):
+        for name, most in MOST.items():
             value = getattr(self, name)
-            if not (isinstance(value, int) and value >= 1):
-                raise ValueError(f"{self.name}: {name} is a whole number from 1; got {value!r}")
+            if not (isinstance(value, int) and 1 <= value <= most):
+                raise ValueError(
+                    f"{self.name}: {name} is a whole number from 1 to {most}; got {value!r:.60}"
+                )
+        if self.instances * self.num_blocks > MOST_BLOCKS:
+            raise ValueError(
+                f"{self.name}: all instances have at most {MOST_BLOCKS} blocks of cache; got "
+                f"{self.instances} x {self.num_blocks}: simulate fewer instances"
+            )
 
     @property
     def ceilings(self) -> Hardware:
