@@ -70,9 +70,12 @@ def test_a_law_is_numbered_where_it_predicts(chapter):
     assert LABEL.findall(prediction)
 
 
-def test_no_two_formulas_bear_one_label():
-    labels = [label for cells in TEXTS.values() for label in LABEL.findall("\n".join(cells))]
+def test_no_two_formulas_of_the_book_bear_one_label_and_every_reference_leads_to_one():
+    texts = ["\n".join(cells) for cells in TEXTS.values()]
+    texts += [page.read_text(encoding="utf-8") for page in (ROOT / "book").glob("*.md")]
+    labels = [label for text in texts for label in LABEL.findall(text)]
     assert sorted(labels) == sorted(set(labels))
+    assert {label for text in texts for label in REFERENCE.findall(text)} <= set(labels)
 
 
 def test_whoever_refers_to_a_law_of_another_chapter_links_that_chapter(chapter):
