@@ -123,7 +123,7 @@ def test_the_mirror_keeps_the_checkouts_paths_and_points_to_a_fork(make_project,
     first = (source / "notebooks" / "first.ipynb").read_text()
     assert f"install({fork})" in first
     assert "A [cover](#term-a)." in first
-    assert "## On this machine" in first
+    assert "## On other machines" in first
     assert "Test CPU @ 2.0, 2 cores" in first
     assert "it broke" in (source / "notebooks" / "second.ipynb").read_text()
     assert not (source / "book" / "results").exists()
@@ -186,10 +186,11 @@ def test_the_strip_begins_with_the_verdict(record, outcome, words):
 
 
 def test_the_strip_shows_the_beginning_of_a_list_that_is_long(record):
-    parameters = {"output_tokens": list(range(64)), "batch_sizes": list(range(12))}
+    parameters = {"output_tokens": list(range(64)), "batch_sizes": list(range(12)), "a_s": 1 / 3}
     strip = provenance({**record, "parameters": parameters})
     assert "output_tokens = 0, 1, 2, … (64 values)" in strip
-    assert "batch_sizes = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 ·" in strip
+    assert ", a_s = 0.3333 ·" in strip
+    assert "batch_sizes = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, a_s" in strip
 
 
 @pytest.mark.parametrize(

@@ -209,8 +209,10 @@ def verdict_lines(chapters: Sequence[str], records: Sequence[Record], slug: str)
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
     if not isinstance(value, list):
         return str(value)
     if len(value) > LONG_LIST:
         return f"{_plain(value[:3])}, … ({len(value)} values)"
-    return ", ".join(map(str, value))
+    return ", ".join(map(_plain, value))
