@@ -187,9 +187,10 @@ def test_the_strip_begins_with_the_verdict(record, outcome, words):
 
 def test_the_strip_shows_the_beginning_of_a_list_that_is_long(record):
     parameters = {"output_tokens": list(range(64)), "batch_sizes": list(range(12)), "a_s": 1 / 3}
+    parameters["objectives"] = {"ttft_s": 2 / 3, "stall_s": 0.5}
     strip = provenance({**record, "parameters": parameters})
     assert "output_tokens = 0, 1, 2, … (64 values)" in strip
-    assert ", a_s = 0.3333 ·" in strip
+    assert ", a_s = 0.3333, objectives = ttft_s 0.6667, stall_s 0.5 ·" in strip
     assert "batch_sizes = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, a_s" in strip
 
 

@@ -211,6 +211,8 @@ def verdict_lines(chapters: Sequence[str], records: Sequence[Record], slug: str)
 def _plain(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_plain(each)}" for name, each in value.items())
     if not isinstance(value, list):
         return str(value)
     if len(value) > LONG_LIST:
