@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 FORMULA = re.compile(r"\$\$.*?\$\$|\$[^$]*\$", re.DOTALL)
-LABEL = re.compile(r"\$\$ \(([a-z-]+)\)")
+LABEL = re.compile(r"\$\$ \(([a-z0-9-]+)\)")
 REFERENCE = re.compile(r"\{eq\}`([^`]+)`")
 # What a digit in prose may be, besides a result.
 KINDS = [

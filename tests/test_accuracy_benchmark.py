@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from math import isnan
 
 import pytest
 
@@ -106,9 +107,10 @@ def test_where_no_waiting_is_told_the_load_of_others_decides(machine, monkeypatc
     assert accuracy.watched(lambda: [], machine) == ([], took)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 def test_waiting_for_a_core_only_grows():
     first = accuracy.waiting_s()
+    if isnan(first):
+        pytest.skip("this system does not tell")
     assert 0 <= first <= accuracy.waiting_s()
 
 

@@ -1,10 +1,10 @@
-from math import inf, nan
+from math import inf, nan, nextafter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefill_decode.claim import Claim, Prediction
+from prefill_decode.claim import LIMIT_TOLERANCE, Claim, Prediction
 from prefill_decode.statistics import Interval
 
 
@@ -53,12 +53,27 @@ def test_without_an_interval_nothing_is_decided():
 
 @pytest.mark.parametrize(
     "values",
-    [(0, 1, inf), (1, -1, inf), (nan, 1, inf), (1, 2, 0), (inf, 1, inf), (1, inf, inf)],
+    [
+        (0, 1, inf),
+        (1, 0, inf),
+        (1, -1, inf),
+        (nan, 1, inf),
+        (1, 2, 0),
+        (inf, 1, inf),
+        (1, inf, inf),
+    ],
 )
 def test_a_prediction_off_the_log_scale_is_refused(values):
     expected, rival, limit = values
     with pytest.raises(ValueError, match="log scale"):
         Prediction("p", expected, rival, limit)
+
+
+def test_a_share_may_exceed_its_limit_by_the_limits_own_error_and_no_more():
+    share = Prediction("share", 0.9, rival=0.2, physical_limit=1.0)
+    at_the_edge = 1.0 * (1 + LIMIT_TOLERANCE)
+    assert share.judge(interval(at_the_edge, 1.2)).outcome == "supported"
+    assert share.judge(interval(nextafter(at_the_edge, 2), 1.2)).outcome == "void"
 
 
 def test_extreme_predictions_are_judged_without_over_or_underflow():

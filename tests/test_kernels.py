@@ -1,6 +1,7 @@
 """The compiled kernels against torch, for sizes that divide by nothing."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,39 @@ def test_a_product_is_torchs_for_any_sizes(ready, dtype, num_rows, outs, size):
     wanted = rows.double() @ weight.double().T + bias.double() + residual.double()
     scale = wanted.abs().max()
     assert (found.double() - wanted).abs().max() <= TOLERANCE[dtype] * scale
+
+
+def test_what_sizes_the_scratch_is_the_same_in_both_sources():
+    """The kernels write where Python has made room: a constant that moves must move in both."""
+    source = compiled.SOURCE.read_text()
+    tile_bytes = int(re.search(r"TILE_BYTES = (\d+) \* 1024", source)[1]) * 1024
+    assert tile_bytes // 4 == compiled.TILE_VALUES
+    assert int(re.search(r"OUTS_IN_TILE = (\d+)", source)[1]) == compiled.OUTS_IN_TILE
+    assert int(re.search(r"LARGEST_HEAD = (\d+)", source)[1]) == compiled.LARGEST_HEAD
+    vector_bytes = [int(found) for found in re.findall(r"VECTOR_BYTES = (\d+)", source)]
+    assert max(vector_bytes) // 4 == compiled.MOST_LANES
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("num_rows", [1, 4, 5, 6, 7, 12, 16, 23, 28, 29])
+def test_a_product_writes_nothing_beyond_its_scratch(ready, monkeypatch, dtype, num_rows):
+    """Behind the scratch lie values that must still be there."""
+    beyond, plain = [], torch.empty
+
+    def with_room_behind(*size, **options):
+        if len(size) != 1:
+            return plain(*size, **options)
+        made = plain(size[0] + 4096, **options)
+        beyond.append(made[size[0] :].fill_(7.0))
+        return made[: size[0]]
+
+    weights = [noise(outs, size, dtype=dtype) for outs, size in ((25, 7), (50, 100), (13, 4100))]
+    rows = [noise(num_rows, weight.shape[1], dtype=dtype) for weight in weights]
+    monkeypatch.setattr(torch, "empty", with_room_behind)
+    for weight, given in zip(weights, rows, strict=True):
+        ready.product(weight, given)
+    assert len(beyond) == len(weights)
+    assert all((tail == 7.0).all() for tail in beyond)
 
 
 @pytest.mark.parametrize("num_rows", [5, 13, 16, 23])

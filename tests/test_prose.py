@@ -70,10 +70,11 @@ def test_a_law_is_numbered_where_it_predicts(chapter):
     assert LABEL.findall(prediction)
 
 
-def test_no_two_formulas_of_the_book_bear_one_label_and_every_reference_leads_to_one():
-    texts = ["\n".join(cells) for cells in TEXTS.values()]
-    texts += [page.read_text(encoding="utf-8") for page in (ROOT / "book").glob("*.md")]
+def test_no_two_formulas_of_the_book_bear_one_label():
+    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "book").glob("*.md")]
+    texts = [*pages, *("\n".join(cells) for cells in TEXTS.values())]
     labels = [label for text in texts for label in LABEL.findall(text)]
+    assert len(labels) > len(TEXTS)
     assert sorted(labels) == sorted(set(labels))
     assert {label for text in texts for label in REFERENCE.findall(text)} <= set(labels)
 

@@ -112,6 +112,7 @@ def test_prompts_that_tell_lie_on_both_sides_of_the_turning_point():
     model = hf_config.get("laptop-254m").with_dtype("float32")
     assert turning_tokens(model, laptop) == 10
     assert telling_prompt_lengths(model, laptop) == [1, 4, 16, 64, 512]
+    assert all(isinstance(length, int) for length in telling_prompt_lengths(model, laptop))
     large = hf_config.get("llama-3.1-8b")
     for row in accelerators():
         if row.peak_bf16_flops_per_s is None:
@@ -325,6 +326,19 @@ def test_activations_are_inputs_and_outputs_once(tiny_model):
     silent = by_operation(tiny_model, [Chunk(3)])
     for name, one in operations.items():
         assert one.work.bytes - silent[name].work.bytes == one.activation_bytes > 0
+
+
+def test_activations_of_latents_and_of_a_router_are_inputs_and_outputs_once():
+    model = hf_config.get("deepseek-v3")
+    operations = by_operation(model, [Chunk(3)], count_activations=True)
+    qkv_values = 7168 + 128 * 192 + 576  # hidden values in; queries and the latent out
+    assert operations["qkv projection"].activation_bytes == 61 * 3 * qkv_values * 2
+    assert operations["router"].activation_bytes == 58 * 3 * (7168 + 256) * 2
+
+
+def test_where_every_layer_has_an_ordinary_mlp_nothing_is_routed(tiny_model):
+    dense = replace(tiny_model, experts=Experts(8, 2, 7, dense_layers=(0, 1)))
+    assert by_operation(dense, [Chunk(3)]).keys() == by_operation(tiny_model, [Chunk(3)]).keys()
 
 
 def test_an_empty_step_has_no_operations(tiny_model):

@@ -15,7 +15,7 @@ from scipy import stats
 from prefill_decode.statistics import (
     LEAST_SAMPLES,
     PERCENTILES,
-    bootstrap_interval,
+    _at_most,
     fit_rounds,
     fit_two_terms,
     least_samples_for,
@@ -378,7 +378,6 @@ def test_samples_and_coverages_that_mean_nothing_are_refused():
         lambda: percentile([1.0], 0.5, coverage=95),
         lambda: least_samples_for(0.5, confidence=1),
         lambda: share_interval(1, 2, coverage=0),
-        lambda: bootstrap_interval([1.0, 2.0], sum, seed=0, coverage=2),
     ):
         with pytest.raises(ValueError, match="probability"):
             refusing()
@@ -448,65 +447,8 @@ def test_a_share_of_nothing_is_unknown_and_more_than_all_is_refused():
             share_interval(count, of)
 
 
-# Of a mean from n samples, at 95 % asked for: what the docstring says it covers.
-REACHED = {
-    ("normal", 6): 0.85,
-    ("normal", 20): 0.93,
-    ("exponential", 6): 0.79,
-    ("exponential", 20): 0.90,
-    ("lognormal", 6): 0.74,
-    ("lognormal", 20): 0.86,
-}
-
-
-@pytest.mark.parametrize(("noise", "n"), REACHED)
-def test_the_bootstrap_of_a_mean_covers_as_often_as_its_docstring_says(noise, n):
-    truth = {"normal": 0.0, "exponential": 1.0, "lognormal": numpy.exp(0.5)}[noise]
-    draws = NOISE[noise][0](numpy.random.default_rng(16), (1000, n)).tolist()
-    found = [
-        bootstrap_interval(samples, lambda drawn: sum(drawn) / n, seed, resamples=400)
-        for seed, samples in enumerate(draws)
-    ]
-    low, high = stats.binom.interval(1 - 1e-4, 1000, REACHED[noise, n])
-    assert low <= hits(found, truth) <= high
-
-
-def test_a_bootstrapped_ratio_of_sums_is_scipys():
-    dice = numpy.random.default_rng(17)
-    below = dice.lognormal(size=40)
-    above = 2 * below * dice.lognormal(sigma=0.3, size=40)
-    pairs = list(zip(above.tolist(), below.tolist(), strict=True))
-    found = bootstrap_interval(pairs, lambda drawn: sum_ratio(*zip(*drawn, strict=True)), seed=1)
-    assert found.median == pytest.approx(above.sum() / below.sum())
-    expected = stats.bootstrap(
-        (above, below), sum_ratio, paired=True, vectorized=False, method="percentile", rng=2
-    ).confidence_interval
-    assert (found.low, found.high) == pytest.approx(expected, rel=0.03)  # other dice
-
-
-def sum_ratio(above, below):
-    return sum(above) / sum(below)
-
-
-def test_a_bootstrap_repeats_itself_by_its_seed():
-    first, same, other = (bootstrap_interval(EIGHT, numpy.mean, seed) for seed in (1, 1, 2))
-    assert first == same
-    assert first != other
-
-
-def test_a_bootstrap_leaves_out_as_much_above_as_below():
-    seen = bootstrap_interval(EIGHT, numpy.mean, seed=3)
-    mirrored = bootstrap_interval([-sample for sample in EIGHT], numpy.mean, seed=3)
-    assert (mirrored.low, mirrored.high) == pytest.approx((-seen.high, -seen.low))
-
-
-def test_a_bootstrap_that_does_not_exist_has_no_interval():
-    single = bootstrap_interval([3.0], max, seed=0)
-    assert (single.median, single.n, isnan(single.low)) == (3.0, 1, True)
-    undefined = bootstrap_interval([1.0, inf], max, seed=0)  # 1 in a quarter of the resamples
-    assert (isnan(undefined.low), isnan(undefined.high)) == (True, True)
-    with pytest.raises(ValueError, match="at least one sample"):
-        bootstrap_interval([], max, seed=0)
-    with pytest.raises(ValueError, match="at least 40 resamples; got 39"):
-        bootstrap_interval(EIGHT, max, seed=0, resamples=39)
-    assert isfinite(bootstrap_interval(EIGHT, max, seed=0, resamples=40).low)
+@pytest.mark.parametrize("n", [1, 2, 7, 60])
+@pytest.mark.parametrize("p", [0.05, 0.5, 0.93])
+def test_the_chance_of_a_count_and_less_is_scipys_on_either_side_of_the_mean(n, p):
+    for k in range(-1, n + 1):
+        assert _at_most(k, n, p) == pytest.approx(stats.binom.cdf(k, n, p), rel=1e-9, abs=1e-15)

@@ -7,22 +7,20 @@ inside each round of interleaved measurements and the interval is taken over rou
 drifting clock cancels. Laws of two terms are fitted inside a round, too.
 
 A percentile says how many samples it needs and is withheld below that: the 99th of 8 is only
-their maximum. A share of counted things has an exact interval; what has no distribution-free one,
-such as a mean, has the bootstrap's, which is approximate.
+their maximum. A share of counted things has an exact interval.
 
 Counts:  samples as independent. Slow drift makes the intervals of times too narrow, not those of
          ratios taken inside rounds; tests show both.
 Source:  David and Nagaraja, "Order Statistics" (2003), section 7.1; Clopper and Pearson,
-         Biometrika 26 (1934); Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), 13.
+         Biometrika 26 (1934).
 """
 
-import random
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, comb, exp, inf, isfinite, lgamma, log, log1p, nan
 from statistics import mean, median, quantiles, stdev
-from typing import Any, TypeVar
+from typing import Any
 
 from prefill_decode.units import format_significant
 
@@ -37,9 +35,6 @@ MOST_EXACT = 100  # tries: beyond, powers may underflow and binomial coefficient
 PERCENTILES = (0.5, 0.9, 0.95, 0.99)
 POSITION_DECIMALS = 9  # of a place between two samples; the rest is rounding of (n - 1) p
 BISECTIONS = 100  # of the interval from 0 to 1: to the last bit of a float
-RESAMPLES = 2000
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -249,40 +244,6 @@ def share_interval(count: int, of: int, coverage: float = COVERAGE) -> Share:
     miss = (1 - coverage) / 2
     low, high = 1 - _highest_chance(of - count, of, miss), _highest_chance(count, of, miss)
     return Share(count, of, low, high, coverage)
-
-
-def bootstrap_interval(
-    samples: Sequence[T],
-    statistic: Callable[[Sequence[T]], float],
-    seed: int,
-    coverage: float = COVERAGE,
-    resamples: int = RESAMPLES,
-) -> Interval:
-    """`statistic` of the samples (in the field `median`) and its percentile-bootstrap interval.
-
-    For statistics without an interval of their own: a mean, a ratio of sums over pairs, a
-    goodput. Approximate, and too narrow for few samples: asked
-    for 95 %, for a mean it covers 85 % at 6 samples, 89 % at 10, 93 % at 20 and 94 % at 50 if they
-    are normal; 79, 87, 90 and 93 % if exponential; 74, 80, 86 and 90 % if lognormal (sigma 1).
-    `coverage` keeps what was asked for. NaN ends below two samples and where a resample has no
-    finite statistic. Prefer `median_interval` where a median will do.
-    """
-    _check_coverage(coverage)
-    if len(samples) == 0:
-        raise ValueError("a bootstrap needs at least one sample; got none")
-    cut = int(resamples * (1 - coverage) / 2)
-    if cut < 1:
-        raise ValueError(
-            f"an interval of coverage {coverage} needs at least {ceil(2 / (1 - coverage))} "
-            f"resamples; got {resamples}"
-        )
-    n, dice = len(samples), random.Random(seed)
-    if n < 2:
-        return Interval(statistic(samples), nan, nan, n)
-    found = sorted(statistic(dice.choices(samples, k=n)) for _ in range(resamples))
-    if not all(map(isfinite, found)):
-        return Interval(statistic(samples), nan, nan, n)
-    return Interval(statistic(samples), found[cut], found[-1 - cut], n, coverage)
 
 
 def fit_two_terms(

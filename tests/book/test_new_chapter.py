@@ -10,6 +10,7 @@ from prefill_decode import results
 from prefill_decode.book import Project, find_project, new_chapter
 from tests import test_notebooks
 from tests.conftest import ROOT
+from tests.prose import LABEL, markdown_of
 
 CLAIM = "speculation_needs_slack"
 RULES = [
@@ -17,6 +18,9 @@ RULES = [
     test_notebooks.test_the_first_code_cell_installs_the_package_where_it_is_absent,
     test_notebooks.test_cells_are_few_short_and_without_machinery,
     test_notebooks.test_sections_come_in_the_books_order,
+    test_notebooks.test_every_exercise_has_a_solution_and_one_at_least_is_code_that_runs,
+    test_notebooks.test_solutions_in_code_lie_folded_between_the_exercises_and_the_sources,
+    test_notebooks.test_a_solution_computes_and_measures_nothing,
     test_notebooks.test_the_refutation_is_committed_to_before_the_measurement,
     test_notebooks.test_prose_types_no_measured_number,
     test_notebooks.test_the_bibliography_can_be_read_and_holds_what_is_cited,
@@ -39,6 +43,13 @@ def last_cell(project, chapter):
 def test_a_skeleton_keeps_the_rules_of_a_notebook(project, rule):
     new_chapter(project, CLAIM)
     rule(nbformat.read(project.notebook(CLAIM), as_version=4))
+
+
+@pytest.mark.parametrize("claim", [CLAIM, "top_2_experts"])
+def test_the_law_of_a_skeleton_bears_the_claims_name(project, claim):
+    new_chapter(project, claim)
+    prediction = next(cell for cell in markdown_of(project.notebook(claim)) if "## Pred" in cell)
+    assert LABEL.findall(prediction) == [f"eq-{claim.replace('_', '-')}"]
 
 
 def test_a_skeleton_is_refused_until_it_is_filled_in(project):

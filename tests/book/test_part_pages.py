@@ -5,7 +5,7 @@ import json
 import pytest
 
 from prefill_decode.book import find_project
-from prefill_decode.book.part_pages import newest, part_tables, parts_of
+from prefill_decode.book.part_pages import _whose, newest, part_tables, parts_of
 from prefill_decode.book.project import read_yaml
 from tests.conftest import ROOT
 
@@ -31,6 +31,16 @@ def test_a_parts_table_has_its_chapters_verdicts_and_first_predictions(project, 
     assert "| [The second claim](../notebooks/second.ipynb) | not run |  |  |  |" in text
     assert "Found on Test CPU @ 2.0, 2 cores (this machine)." in text
     assert part_tables(project, [], slug)["part-one-thing"].endswith("has been run yet.")
+
+
+def test_the_machines_of_a_table_are_listed(record):
+    def on(slug):
+        return {**record, "machine": {**record["machine"], "slug": slug}}
+
+    names = {"a": "A", "b": "B", "c": "C"}
+    assert _whose([on("a"), on("a")], names, "b") == "Found on A."
+    assert _whose([on("a"), on("b")], names, "b") == "Found on A and B (this machine)."
+    assert _whose([on("a"), on("b"), on("c")], names, "x") == "Found on A, B and C."
 
 
 def test_this_machines_record_goes_before_a_newer_one(record):

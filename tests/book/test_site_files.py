@@ -138,6 +138,14 @@ def test_the_card_states_what_the_newest_record_measured(phases, record, tmp_pat
         assert len(card.convert("RGB").getcolors(2**24)) > 50
 
 
+def test_the_card_says_nothing_of_a_void_run_where_another_is_sound(phases):
+    sound, void = phases("2026-01-01T00:00:00Z"), phases("2026-02-01T00:00:00Z")
+    void["verdict"] = {"outcome": "void", "reason": "r"}
+    void["machine"] = {**sound["machine"], "title": "Void"}
+    assert "Void" not in newest_finding([void, sound]).sentence
+    assert "Void" in newest_finding([void]).sentence
+
+
 def test_there_is_no_card_without_a_decode_and_a_prefill(phases, record):
     lonely = phases("2026-01-01T00:00:00Z")
     lonely["points"] = lonely["points"][:1]

@@ -16,7 +16,7 @@ from prefill_decode.book.pages import (
     provenance,
     request_figure,
 )
-from prefill_decode.book.stage import publishable, stage
+from prefill_decode.book.stage import page_entries, publishable, stage
 
 
 def executed(**last):
@@ -269,3 +269,25 @@ def test_the_readme_gets_its_table_and_its_figure(make_project, record):
     with pytest.raises(ValueError, match="between <!-- claims -->"):
         refresh_readme(project, records, readme)
     assert readme.read_text() == "no table"
+
+
+def test_the_pages_are_those_of_the_contents_and_all_that_a_glob_finds(tmp_path):
+    toc = """
+root: book/index
+parts:
+  - chapters:
+      - file: notebooks/first
+      - file: book/api
+        sections:
+          - glob: book/api/*
+          - file: book/more
+"""
+    (tmp_path / "_toc.yml").write_text(toc)
+    (tmp_path / "book" / "api").mkdir(parents=True)
+    for name in ("words", "engine"):
+        (tmp_path / "book" / "api" / f"{name}.md").write_text("# Page\n")
+    (tmp_path / "book" / "api" / "picture.svg").write_text("<svg/>")
+    assert page_entries(tmp_path) == [
+        *("book/index", "notebooks/first", "book/api"),
+        *("book/api/engine", "book/api/words", "book/more"),
+    ]

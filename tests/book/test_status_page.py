@@ -23,8 +23,10 @@ def executed(tmp_path):
 def test_a_chapter_has_its_row_and_the_whole_book_its_sum(make_project, record, executed):
     project, slug = make_project(), record["machine"]["slug"]
     records = [
-        {**record, "claim": "first", "commit": "abc", "date": "2026-01-02T03:04:05Z"},
-        {**record, "claim": "second", "commit": None, "measuring_s": 61.2},
+        {**record, "claim": "first", "commit": "abc", "date": "2026-01-02T03:04:05Z"}
+        | {"peak_memory_bytes": 1_230_000_000},
+        {**record, "claim": "second", "commit": None, "measuring_s": 61.2}
+        | {"peak_memory_bytes": None},
     ]
     runs = {"first": executed("first", 75.2), "second": executed("second", 50.1)}
     lines = status_page(project, runs, records, slug).splitlines()
@@ -34,8 +36,8 @@ def test_a_chapter_has_its_row_and_the_whole_book_its_sum(make_project, record, 
     assert first.startswith(
         "| [The first claim](../notebooks/first.ipynb) | ✓ supported | 1 min 15"
     )
-    assert first.endswith("| cpu | 2026-01-02 | `abc` |")
-    assert "| 50 s | 1 min 1 s |" in second
+    assert first.endswith("| 1.23 GB | cpu | 2026-01-02 | `abc` |")
+    assert "| 50 s | 1 min 1 s | unknown | cpu |" in second
     assert second.endswith("| unknown |")
 
 

@@ -8,7 +8,7 @@ import pytest
 from prefill_decode.fleet_claims import pools
 from prefill_decode.plots.fleet_figures import draw_map
 from prefill_decode.plots.svg import canvas
-from prefill_decode.plots.words import MARK, Words, crosses, overlap, place_words, uprights
+from prefill_decode.plots.words import Words, crosses, overlap, place_words, uprights
 from prefill_decode.statistics import Interval
 
 SETTING = pools.Setting("llama-3.1-8b", "h100-sxm", 4, (4096, 32), (256, 256))
@@ -97,4 +97,3 @@ def test_a_line_crosses_a_box_that_it_passes_through_and_no_other():
     assert not crosses([(-1, 0.5), (-0.5, 3), (3, 3)], box)
     assert not crosses([(-1, 0.8), (0.5, 2.5)], box)  # past a corner
     assert not crosses([(3, -1), (3, 2)], box)
-    assert MARK > 0

@@ -108,7 +108,9 @@ class Twins:
             if left > 1 and dice.random() < 0.2:  # in the middle of a run, this step has begun
                 passed = index + left - steps
                 if 0 < passed < run.steps:
+                    ahead = run.steps
                     self.runs.pass_steps(run, passed)
+                    assert run.steps == ahead - passed
                     left -= passed
                     self.check_pools()
             assert not ended, "the run should have stopped when a sequence ended"

@@ -74,7 +74,7 @@ def test_the_figure_says_how_long_who_was_read_and_what_is_left_out(tmp_path):
     one = fleet(tmp_path, {"policy": "prefill_first"})
     outcome = simulate(one, streams_and_a_long_prompt(streams=MOST_ROWS + 5))
     figure = timeline_of_gap(longest_gap(outcome))
-    assert "the prompts of 1 other requests, 8000 tokens" in figure.alt
+    assert "the prompt of 1 other request, 8000 tokens, gets its first token" in figure.alt
     assert "of which 6 are not drawn" in figure.alt
     few = timeline_of_gap(longest_gap(simulate(one, streams_and_a_long_prompt())))
     assert "not drawn" not in few.alt

@@ -1,8 +1,11 @@
 """The pages on the architecture and the API, in a real browser."""
 
+import re
+
 import pytest
 from playwright.sync_api import expect
 
+from tests.conftest import ROOT
 from tests.site.conftest import SIZES
 
 pytestmark = pytest.mark.browser
@@ -40,3 +43,13 @@ def test_the_list_of_parts_leads_to_what_each_offers(open_page):
     page.locator("article dt a", has_text="scheduling").first.click()
     page.wait_for_url("**/book/api/scheduling.html")
     expect(page.locator("article h1")).to_contain_text("scheduling")
+
+
+@pytest.mark.parametrize("path", ["api/engine", "api/words", "api", "status"])
+def test_the_button_to_the_source_of_a_page_names_what_is_in_git(open_page, path):
+    links = open_page(f"book/{path}.html").locator("a[href]")
+    targets = links.evaluate_all("all => all.map(a => a.getAttribute('href'))")
+    found = [place for each in targets for place in re.findall(r"/(?:edit|tree)/main/(.+)", each)]
+    buttons = [place for place in found if place.startswith(("book/", "lib/"))]
+    assert len(buttons) == 1
+    assert (ROOT / buttons[0]).exists()

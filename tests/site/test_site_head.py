@@ -71,6 +71,8 @@ def test_a_page_names_its_address_and_its_card(html, address, path):
 def test_the_sitemap_holds_every_page_of_the_book_and_nothing_that_is_not_there(html, address):
     root = ElementTree.parse(html / "sitemap.xml").getroot()
     found = [each.text.removeprefix(address) for each in root.iter() if each.tag.endswith("loc")]
+    chapters_and_pages = [*html.glob("book/**/*.html"), *html.glob("notebooks/*.html")]
+    assert set(found) == {path.relative_to(html).as_posix() for path in chapters_and_pages}
     assert set(PAGES) <= set(found)
     assert len(set(found)) == len(found)
     assert all((html / path).is_file() for path in found)

@@ -1,8 +1,8 @@
 """Page head: a Sphinx extension that tells search engines and previews what a page says.
 
 Description, Open Graph and canonical address; the version in the footer; roles that screen readers
-know. Sphinx writes the canonical address itself once html_baseurl is set. `stage.build_html` sets
-what this reads.
+know; links to the sources. Sphinx writes the canonical address itself once html_baseurl is set.
+`stage.build_html` sets what this reads.
 """
 
 import re
@@ -15,7 +15,9 @@ from sphinx.config import Config
 
 from prefill_decode.book.slim_svg import slim
 from prefill_decode.book.social_card import CARD_NAME, HEIGHT_PIXELS, WIDTH_PIXELS
+from prefill_decode.book.source_links import lead_to_sources
 
+BEHIND_THE_THEME = 600  # its buttons come at 501
 LONGEST_DESCRIPTION = 200  # characters; search engines show fewer
 UNTITLED = {"search": "Search", "genindex": "Index"}  # pages whose title only their template knows
 HEAD_TAG = re.compile(r'<meta (?:name="(?:description|twitter:card)"|property="og:)[^>]*>')
@@ -26,6 +28,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("config-inited", _say_version)
     app.connect("html-page-context", _add_head)
     app.connect("html-page-context", _mend_body)
+    app.connect("html-page-context", lead_to_sources, priority=BEHIND_THE_THEME)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 

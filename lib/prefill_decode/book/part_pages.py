@@ -76,4 +76,5 @@ def _whose(records: Sequence[Record], names: dict[str, str], slug: str) -> str:
     here = [f"{plain(names[each])}{' (this machine)' if each == slug else ''}" for each in slugs]
     simulated = any(record["simulated"] for record in records)
     tail = " A chapter on fleets simulates, and says so." if simulated else ""
-    return f"Found on {' and '.join(here)}.{tail}"
+    machines = " and ".join(filter(None, [", ".join(here[:-1]), here[-1]]))
+    return f"Found on {machines}.{tail}"

@@ -37,11 +37,11 @@ class Finding:
 
 
 def newest_finding(records: Sequence[Record]) -> Finding | None:
-    """What the newest usable record says; None if there is none."""
+    """What the newest usable record says, a void one last; None if there is none."""
     usable = [r for r in records if r["claim"] == ROOFLINE_CLAIM and _steps(r) is not None]
     if not usable:
         return None
-    record = max(usable, key=lambda r: str(r["date"]))
+    record = max(usable, key=lambda r: (r["verdict"]["outcome"] != "void", str(r["date"])))
     steps = _steps(record)
     assert steps is not None
     decode, prefill = steps

@@ -236,10 +236,21 @@ def build_html(project: Project, source: Path) -> Path:
     _call([sys.executable, "-m", "sphinx", *options, str(source), str(html)], log)
     if finding:
         draw_card(finding, config["title"], html / "_static" / CARD_NAME)
-    toc = read_yaml(source / "_toc.yml")
-    entries = [toc["root"], *(each["file"] for part in toc["parts"] for each in part["chapters"])]
-    pages = [f"{entry}.html" for entry in entries]
+    pages = [f"{entry}.html" for entry in page_entries(source)]
     return write_site_files(html, pages, address)
+
+
+def page_entries(source: Path) -> list[str]:
+    """Every page of the mirror as the table of contents names it, the cover first; a `glob` stands
+    for the pages that it finds."""
+    toc = read_yaml(source / "_toc.yml")
+    chapters = [chapter for part in toc["parts"] for chapter in part["chapters"]]
+    found = [toc["root"]]
+    for entry in (each for chapter in chapters for each in (chapter, *chapter.get("sections", []))):
+        paths = sorted(source.glob(f"{entry['glob']}.md")) if "glob" in entry else []
+        found += [entry["file"]] if "file" in entry else []
+        found += [path.relative_to(source).with_suffix("").as_posix() for path in paths]
+    return found
 
 
 def _page_settings(

@@ -1,8 +1,8 @@
-"""Status page: when and with which code each chapter was last run on this machine, and how long
-that took.
+"""Status page: when and with which code each chapter was last run on this machine, and what time
+and memory that took.
 
 A run's time is that of the whole notebook, as papermill noted it; the record says how much of it
-was measuring. Memory is not recorded."""
+was measuring, and the most memory that its process held."""
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
@@ -11,8 +11,9 @@ from pathlib import Path
 from prefill_decode.book.project import Project, read_notebook
 from prefill_decode.plots.tables import SIGNS, table
 from prefill_decode.results import Record
+from prefill_decode.units import format_bytes
 
-HEADER = ("chapter", "verdict", "run took", "measured for", "device", "date", "commit")
+HEADER = ("chapter", "verdict", "run took", "measured for", "memory", "device", "date", "commit")
 UNKNOWN, NOT_RUN = "unknown", "not run"
 
 
@@ -70,10 +71,12 @@ def _cells(record: Record | None, took_s: float | None) -> tuple[str, ...]:
         return (NOT_RUN, *("" for _ in HEADER[2:]))
     outcome = record["verdict"]["outcome"]
     simulated = " of simulating" if record["simulated"] else ""
+    memory_bytes = record["peak_memory_bytes"]
     return (
         f"{SIGNS[outcome]} {outcome}",
         took,
         f"{format_minutes(record['measuring_s'])}{simulated}",
+        format_bytes(memory_bytes) if memory_bytes else UNKNOWN,
         record["machine"]["device"],
         record["date"][:10],
         f"`{record['commit']}`" if record["commit"] else UNKNOWN,

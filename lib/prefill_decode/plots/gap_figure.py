@@ -40,10 +40,11 @@ def _chosen(gap: LongestGap) -> list[RequestRecord]:
     """The one that waits, those that were served meanwhile or some of each stretch of them, then
     the nearest by arrival."""
     room = MOST_ROWS - 1
-    served = gap.served
+    served = all_served = gap.served
     if len(served) > room:
         served = tuple(served[place * len(served) // room] for place in range(room))
-    others = [record for record in gap.beside if record not in gap.served]
+    known = {id(record) for record in all_served}
+    others = [record for record in gap.beside if id(record) not in known]
     others.sort(key=lambda record: abs(record.request.arrival_s - gap.start_s))
     return [gap.waiting, *served, *others[: room - len(served)]]
 
@@ -60,10 +61,12 @@ def _draw(axes: Any, gap: LongestGap, row: int, record: RequestRecord) -> None:
 
 def _spoken(gap: LongestGap, num_rows: int) -> str:
     prompts = sum(record.request.prompt_tokens for record in gap.served)
+    one = len(gap.served) == 1
+    read = "prompt of 1 other request" if one else f"prompts of {len(gap.served)} other requests"
     left = 1 + len(gap.beside) - num_rows
     return (
         "Simulated timeline of the instance around its longest gap. "
-        f"Meanwhile the prompts of {len(gap.served)} other requests, {prompts} tokens, get their "
-        f"first token; {len(gap.beside)} others were there in all"
+        f"Meanwhile the {read}, {prompts} tokens, {'gets its' if one else 'get their'} first "
+        f"token; {len(gap.beside)} others were there in all"
         + (f", of which {left} are not drawn." if left else ".")
     )
