@@ -12,7 +12,7 @@ from prefill_decode.plots.figures import _decade_ticks, _plain_ticks, _points, _
 from prefill_decode.plots.svg import BLUE, INK, ORANGE, Figure, as_figure, canvas
 from prefill_decode.plots.tables import Text, format_interval_s, table
 from prefill_decode.plots.tables import closing as timer_says
-from prefill_decode.plots.words import Words, place_words, uprights
+from prefill_decode.plots.words import Place, Words, place_words, uprights
 from prefill_decode.request import RequestRecord
 from prefill_decode.serving_metrics import gaps_s, itl_s
 from prefill_decode.units import MS, format_seconds, format_significant
@@ -113,7 +113,9 @@ def price_of_chunks(
             Words("TTFT of the\nprompt, least", lengths[middle], least_ttft[middle], ORANGE),
             Words("worst gap,\nleast", lengths[middle], least_gap[middle], BLUE),
         ]
-        drawn = [list(zip(lengths, least, strict=True)) for least in (least_ttft, least_gap)]
+        drawn: list[list[Place]] = [
+            list(zip(lengths, least, strict=True)) for least in (least_ttft, least_gap)
+        ]
         drawn += [*uprights(lengths, ttft, MS), *uprights(lengths, worst, MS)]
         drawn.append([(best, least_gap[0]), (best, least_ttft[0])])
         place_words(axes, labels, drawn)

@@ -112,7 +112,7 @@ def throughput_against_sequences(
             Words("the most\nthat is possible", counts[early], most[early], BLUE),
             Words(f"predicted crossover: {format_significant(crossover, 2)}", crossover, foot, INK),
         ]
-        drawn = [list(zip(counts, line, strict=True)) for line in (most, free)]
+        drawn: list[list[Place]] = [list(zip(counts, line, strict=True)) for line in (most, free)]
         drawn += [[(crossover, foot), (crossover, top)], *uprights(counts, rates, 1.0)]
         place_words(axes, labels, drawn)
         return as_figure(

@@ -20,7 +20,7 @@ from prefill_decode.plots.svg import (
 )
 from prefill_decode.plots.tables import Text, format_interval_s, table
 from prefill_decode.plots.tables import closing as timer_says
-from prefill_decode.plots.words import Words, place_words, uprights
+from prefill_decode.plots.words import Place, Words, place_words, uprights
 from prefill_decode.roofline import StepWork
 from prefill_decode.units import MS, format_seconds, format_significant
 
@@ -122,7 +122,7 @@ def _draw_lines(
         Words("least time", places[0], least_ms[0], BLUE),
         Words("rival", places[-1], rival_ms[1], INK),
     ]
-    drawn = [list(zip(places, least_ms, strict=True))]
+    drawn: list[list[Place]] = [list(zip(places, least_ms, strict=True))]
     drawn.append([(places[0], rival_ms[0]), (places[-1], rival_ms[1])])
     for index, timed in enumerate(panel.names.values()):
         at = [place * APART**index for place in sorted(timed)]

@@ -13,7 +13,7 @@ from prefill_decode.plots.figures import _decade_ticks, _log_range, _points, _re
 from prefill_decode.plots.svg import BLUE, INK, ORANGE, Figure, as_figure, canvas
 from prefill_decode.plots.tables import Text, format_interval, format_interval_s, table
 from prefill_decode.plots.tables import closing as timer_says
-from prefill_decode.plots.words import Words, place_words, uprights
+from prefill_decode.plots.words import Place, Words, place_words, uprights
 from prefill_decode.statistics import Interval, median_interval
 from prefill_decode.transfer_cost import LINKS_BYTES_PER_S, Handover, LinkFit
 from prefill_decode.units import (
@@ -153,7 +153,7 @@ def hidden_by_the_prefill(
             Words("after the prefill,\nas a whole", across[22], at_once[22], ORANGE),
             Words("layer by layer", *seen[len(seen) // 2], BLUE),
         ]
-        drawn = [list(zip(across, at_once, strict=True)), seen]
+        drawn: list[list[Place]] = [list(zip(across, at_once, strict=True)), seen]
         for names in (whole, layered):
             places = [speed / MEGABIT for speed in sorted(names)]
             drawn += uprights(places, [times.time_s(names[s]) for s in sorted(names)], MS)
