@@ -76,6 +76,7 @@ def test_no_two_formulas_of_the_book_bear_one_label():
     labels = [label for text in texts for label in LABEL.findall(text)]
     assert len(labels) > len(TEXTS)
     assert sorted(labels) == sorted(set(labels))
+    assert {label for text in texts for label in REFERENCE.findall(text)} <= set(labels)
 
 
 def test_whoever_refers_to_a_law_of_another_chapter_links_that_chapter(chapter):

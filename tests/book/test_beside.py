@@ -62,8 +62,10 @@ def test_what_lies_apart_is_said_below_the_table(here, there, record):
 def test_a_machine_alone_or_without_a_record_is_told_so(here, there, record):
     claim = record["claim"]
     assert beside_others("another", [here], "here", NAMES) == ""
-    assert beside_others(claim, [here], "here", NAMES).startswith("## On this machine\n")
-    assert "No other machine has a record" in beside_others(claim, [here], "here", NAMES)
+    alone = beside_others(claim, [here], "here", NAMES)
+    assert alone.startswith("## On other machines\n\nNo other machine has a record")
+    assert f"{{ref}}`all machines <machines-{claim}>`" in alone
+    assert not table_rows(alone)  # the verdict above has them
     text = beside_others(claim, [there], "here", NAMES)
     assert text.startswith("## On other machines\n")
     assert "This machine has no record of this claim." in text
@@ -77,7 +79,7 @@ def test_a_machines_name_cannot_break_the_table(record):
 
 def test_simulated_figures_are_not_called_measured(simulated_record):
     slug = simulated_record["machine"]["slug"]
-    text = beside_others("pools_scale_apart", [simulated_record], slug, {slug: "Here"})
+    text = beside_others("pools_scale_apart", [simulated_record], "here", {slug: "There"})
     assert "verdict; simulated, 95% |" in text
     assert "measured" not in text
 

@@ -139,6 +139,8 @@ def test_machines_of_one_title_are_told_apart_by_their_marks():
     assert surprises([among, *twins[::-1]], MINE).startswith("Nothing surprising here")
     whose = machines_section([make_run(), *twins], MINE)[0]
     assert whose == "This machine: Here. Others: There (2a0e), There (9b9b).\n"
+    whose = machines_section([make_run(), other(title="Here")], MINE)[0]
+    assert re.fullmatch(r"This machine: Here \(\w+\)\. Others: Here \(2a0e\)\.\n", whose)
 
 
 def test_another_verdict_is_surprising_too():

@@ -63,6 +63,16 @@ def test_other_machines_stand_before_the_limits_or_at_the_end():
     assert "beside" not in [cell.source for cell in publishable(notebook, "strip").cells]
 
 
+def test_a_chapters_verdict_has_a_heading_that_its_contents_can_name():
+    notebook = executed()
+    assert "## Verdict" not in [cell.source for cell in publishable(notebook, "strip").cells]
+    judging = new_code_cell("plots.verdict_table(claim.statement, verdict)")
+    notebook.cells += [judging, new_code_cell("saved = 1")]
+    sources = [cell.source for cell in publishable(notebook, "strip").cells]
+    assert sources[-3:] == ["## Verdict", judging.source, "saved = 1"]
+    assert sources[1] == "strip"
+
+
 def test_values_that_are_only_a_folder_leave_no_cell():
     notebook = executed()
     notebook.cells[2].source = '# Parameters\nresults_dir = "/home/someone"\n'
@@ -113,7 +123,7 @@ def test_the_mirror_keeps_the_checkouts_paths_and_points_to_a_fork(make_project,
     first = (source / "notebooks" / "first.ipynb").read_text()
     assert f"install({fork})" in first
     assert "A [cover](#term-a)." in first
-    assert "## On this machine" in first
+    assert "## On other machines" in first
     assert "Test CPU @ 2.0, 2 cores" in first
     assert "it broke" in (source / "notebooks" / "second.ipynb").read_text()
     assert not (source / "book" / "results").exists()
@@ -164,6 +174,24 @@ def test_the_strip_names_machine_versions_parameters_and_commit(record):
         "seed 0",
     ):
         assert words in strip
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"), [("supported", "**✓ supported**"), ("void", "**∅ void**")]
+)
+def test_the_strip_begins_with_the_verdict(record, outcome, words):
+    strip = provenance({**record, "verdict": {**record["verdict"], "outcome": outcome}})
+    assert strip.splitlines()[1].startswith(words)
+    assert "(../book/how_to_read.md)" in strip
+
+
+def test_the_strip_shows_the_beginning_of_a_list_that_is_long(record):
+    parameters = {"output_tokens": list(range(64)), "batch_sizes": list(range(12)), "a_s": 1 / 3}
+    parameters["objectives"] = {"ttft_s": 2 / 3, "stall_s": 0.5}
+    strip = provenance({**record, "parameters": parameters})
+    assert "output_tokens = 0, 1, 2, … (64 values)" in strip
+    assert ", a_s = 0.3333, objectives = ttft_s 0.6667, stall_s 0.5 ·" in strip
+    assert "batch_sizes = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, a_s" in strip
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def test_the_slopes_of_two_models_are_compared(times, tiny_model, ceilings):
     title = "A cached token costs 4.00 times as much with 4 KV heads as with 1"
     assert figure.alt.startswith(title)
     assert "least, 4 KV heads" in words(figure)
+    assert "least, 1 KV head</text>" in figure.svg
     assert "600: 12.4 ms" in figure.alt
 
 

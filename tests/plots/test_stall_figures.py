@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import pytest
@@ -20,6 +21,7 @@ FORESEEN = Foreseen(
 SHARE = Hardware("half", "float32", 50e9, 8e9, "made up")
 GAPS = {way: f"{way}: gap" for way in WAYS}
 WAITS = {way: f"{way}: wait" for way in WAYS}
+POWERS = {10.0**power for power in range(-4, 4)}
 MEASURED_S = {ONE_PIECE: (0.3, 0.22), CHUNKED: (0.1, 0.3), APART: (0.03, 0.55)}
 
 
@@ -46,6 +48,16 @@ def test_three_panels_say_the_longest_gap_and_the_wait_of_each_way():
     assert "first token, one piece: 200 ms, chunked: 300 ms, apart: 500 ms" in figure.alt
     assert "apart: at worst 20.0 ms; the prompt waits 500 ms" in figure.svg
     assert "Apart, the longest gap is 20.0 ms, not 250 ms" in figure.svg
+
+
+def test_gaps_over_many_decades_still_have_numbers_beside_them():
+    """Tokens that come in one message lie microseconds apart."""
+    times_s = (0.1, 0.1 + 1e-6, 1.9, 2.2, 2.3)
+    stream = RequestRecord(Request("stream", 0.0, 4, 5), times_s, (1,) * 5)
+    prompt = RequestRecord(Request("prompt", 2.0, 400, 2), (2.4, 2.5), (1, 1))
+    svg = plots.gaps_of_ways({way: [stream, prompt] for way in WAYS}).svg
+    axis = [part for part in re.findall(r">([\d.]+)</text>", svg) if float(part) in POWERS]
+    assert len(set(axis)) >= 2
 
 
 def test_the_plane_says_what_workers_of_their_own_cost_and_buy(times):

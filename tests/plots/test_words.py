@@ -1,13 +1,15 @@
 """Words in a figure touch neither each other, nor marks, nor lines."""
 
 from itertools import combinations, pairwise
+from math import nan
 
 import pytest
 
 from prefill_decode.fleet_claims import pools
 from prefill_decode.plots.fleet_figures import draw_map
 from prefill_decode.plots.svg import canvas
-from prefill_decode.plots.words import Words, crosses, overlap, place_words
+from prefill_decode.plots.words import Words, crosses, overlap, place_words, uprights
+from prefill_decode.statistics import Interval
 
 SETTING = pools.Setting("llama-3.1-8b", "h100-sxm", 4, (4096, 32), (256, 256))
 
@@ -63,6 +65,18 @@ def test_no_label_of_the_map_of_pools_touches_another_or_a_line(found):
             assert not touches(box, marks, margin=3), words
             assert inside[0] <= box[0] <= box[2] <= inside[2], words
             assert inside[1] <= box[1] <= box[3] <= inside[3], words
+
+
+def test_words_keep_off_a_point_and_its_interval():
+    measured = [Interval(5.0, 2.0, 9.0, 10), Interval(5.0, nan, nan, 1)]
+    lines = uprights([1, 2], measured, 10.0)
+    assert lines == [[(1, 0.2), (1, 0.9)], [(2, 0.5), (2, 0.5)]]
+    with canvas() as figure:
+        axes = figure.subplots()
+        axes.set(xlim=(0, 3), ylim=(0, 1))
+        place_words(axes, [Words("a label that is long", 1.2, 0.3, "black")], lines)
+        (box,) = boxes_of(axes).values()
+        assert not touches(box, points_on(axes, lines[0]))
 
 
 def test_words_at_one_place_lie_beside_each_other():

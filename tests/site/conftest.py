@@ -40,6 +40,7 @@ PAGES = [
     "book/api/engine.html",
     "book/api/logic.html",
     "book/api/endpoint.html",
+    "book/api/disaggregated.html",
     "book/references.html",
     *(f"notebooks/{name}.html" for name in CHAPTERS),
 ]

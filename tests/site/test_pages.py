@@ -42,6 +42,18 @@ def test_formulas_are_set_by_the_sites_own_mathjax(open_page):
     assert page.locator("mjx-merror").count() == 0
 
 
+def test_a_table_that_goes_on_to_the_right_fades_there_until_its_end_is_reached(open_page):
+    page = open_page("notebooks/kv_transfer_cost.html", "phone")
+    faded = "e => parseFloat(getComputedStyle(e).getPropertyValue('--fades'))"
+    tables = page.locator(".pst-scrollable-table-container").all()
+    wide = [table for table in tables if table.evaluate("e => e.scrollWidth > e.clientWidth + 1")]
+    assert wide
+    for table in tables:
+        assert (table.evaluate(faded) > 0) == (table in wide)
+    wide[0].evaluate("e => e.scrollTo(e.scrollWidth, 0)")
+    page.wait_for_function(f"e => ({faded})(e) === 0", arg=wide[0].element_handle())
+
+
 def test_the_menu_on_a_phone_opens_and_leads_to_a_chapter(open_page):
     page = open_page("book/index.html", "phone")
     link = page.locator(".bd-sidebar-primary a", has_text="Decode is bandwidth-bound")

@@ -23,12 +23,12 @@ def beside_others(
     if not runs:
         return ""
     shown = shown_of(runs, slug)
+    whole = f"Every number, and a figure: {{ref}}`all machines <machines-{claim}>`."
+    if not ours_and_theirs(runs, slug)[1]:  # its numbers stand in the verdict
+        return f"## {_heading(runs, slug)}\n\n{_surprises(runs, slug)} {whole}"
     header = [each.replace("measured", _seen(runs)) for each in HEADER]
     rows = [row for run in shown for row in _rows(run, slug, names)]
-    return (
-        f"## {_heading(runs, slug)}\n\n{table(header, rows)}\n\n{_surprises(runs, slug)} "
-        f"Every number, and a figure: {{ref}}`all machines <machines-{claim}>`."
-    )
+    return f"## {_heading(runs, slug)}\n\n{table(header, rows)}\n\n{_surprises(runs, slug)} {whole}"
 
 
 def _seen(runs: Sequence[Run]) -> str:
@@ -37,9 +37,7 @@ def _seen(runs: Sequence[Run]) -> str:
 
 def _heading(runs: Sequence[Run], slug: str) -> str:
     mine, others = ours_and_theirs(runs, slug)
-    if mine is None:
-        return "On other machines"
-    return "This machine beside others" if others else "On this machine"
+    return "This machine beside others" if mine and others else "On other machines"
 
 
 def _rows(run: Run, slug: str, names: Mapping[str, str]) -> list[tuple[str, ...]]:

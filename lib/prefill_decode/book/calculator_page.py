@@ -70,7 +70,7 @@ WORKED_HEADER = (
     "TPOT at least",
     "cache a token",
     "sequences that fit",
-    "crossover",
+    "B* of a sweep",
     "break-even link",
 )
 

@@ -17,6 +17,7 @@ from prefill_decode.results import Record, write_atomically
 from prefill_decode.units import format_bytes
 
 ROOFLINE_CLAIM = "prefill_is_compute_bound"
+LONG_LIST = 12  # values; the strip shows the first few of a longer one
 
 
 def claims_table(
@@ -124,7 +125,7 @@ def _roofline_points(record: Record) -> list[dict[str, Any]]:
 
 
 def provenance(record: Record) -> str:
-    """Where the numbers of a chapter come from, in one strip."""
+    """A chapter's verdict, and where its numbers come from, in one strip."""
     machine, model = record["machine"], record["model"]
     values = [f"{name} = {_plain(value)}" for name, value in record["parameters"].items()]
     facts = [
@@ -139,7 +140,10 @@ def provenance(record: Record) -> str:
         f"{{ref}}`compare with other machines <machines-{record['claim']}>`",
         f"{{ref}}`history <history-{record['claim']}>`",
     ]
-    return f":::{{div}} provenance\n{_whereabouts(record)} " + " · ".join(facts) + "\n:::"
+    outcome = record["verdict"]["outcome"]
+    verdict = f"**{SIGNS[outcome]} {outcome}** ([how to read a verdict](../book/how_to_read.md))."
+    whence = f"{_whereabouts(record)} " + " · ".join(facts)
+    return f":::{{div}} provenance\n{verdict} {whence}\n:::"
 
 
 def _cost(record: Record) -> str:
@@ -205,4 +209,12 @@ def verdict_lines(chapters: Sequence[str], records: Sequence[Record], slug: str)
 
 
 def _plain(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_plain(each)}" for name, each in value.items())
+    if not isinstance(value, list):
+        return str(value)
+    if len(value) > LONG_LIST:
+        return f"{_plain(value[:3])}, … ({len(value)} values)"
+    return ", ".join(map(_plain, value))

@@ -236,7 +236,7 @@ def _whose(runs: Sequence[Run], slug: str, committed: set[tuple[str, str]] | Non
     mine = next((run for run in runs if run.machine["slug"] == slug), None)
     if mine is None:
         return f"The book's: {others}. This machine has not {done_of(runs[0])} it."
-    title = plain(str(mine.machine["title"]))
+    title = plain(titles[slug].removeprefix("this machine: "))
     if committed is not None and (mine.claim, slug) not in committed:
         return f"{done_of(mine).capitalize()} here: {title}." + (
             f" The book's: {others}." if others else ""

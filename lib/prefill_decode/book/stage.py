@@ -56,6 +56,8 @@ This chapter has not been run on this machine: {reason}
 GLOSSARY = "glossary.md"
 STRIP, BESIDE = "provenance", "beside-others"  # cells that staging adds
 LIMITS = "## What this does not show"  # a chapter's section after the verdict
+JUDGES = "plots.verdict_table("  # in the cell that shows the verdict
+VERDICT = "verdict-heading"  # a cell that staging adds, so that the contents lead there
 
 
 def stage(
@@ -163,8 +165,8 @@ def _results_parts(project: Project, records: Sequence[Record], slug: str) -> di
 def publishable(
     notebook: nbformat.NotebookNode, note: str, beside: str = ""
 ) -> nbformat.NotebookNode:
-    """A copy without papermill's traces, with `note` below the title and `beside` after the
-    verdict, before the chapter's limits.
+    """A copy without papermill's traces, with `note` below the title, a heading for the verdict,
+    and `beside` after it, before the chapter's limits.
 
     ValueError if a cell failed or wrote to stderr.
     """
@@ -179,6 +181,9 @@ def publishable(
         cell.metadata.pop("papermill", None)
         cell.metadata.pop("execution", None)
         cells.append(cell)
+    judging = next((i for i, cell in enumerate(cells) if JUDGES in cell.source), None)
+    if judging is not None:
+        cells.insert(judging, nbformat.v4.new_markdown_cell("## Verdict", id=VERDICT))
     cells.insert(1, nbformat.v4.new_markdown_cell(note, id=STRIP))
     if beside:
         cells.insert(_limits_place(cells), nbformat.v4.new_markdown_cell(beside, id=BESIDE))

@@ -8,10 +8,11 @@ from typing import Any
 
 from prefill_decode.chunking import Price, best_chunk
 from prefill_decode.measure import Timings
-from prefill_decode.plots.figures import _decade_ticks, _label, _plain_ticks, _points, _spoken
+from prefill_decode.plots.figures import _decade_ticks, _plain_ticks, _points, _spoken
 from prefill_decode.plots.svg import BLUE, INK, ORANGE, Figure, as_figure, canvas
 from prefill_decode.plots.tables import Text, format_interval_s, table
 from prefill_decode.plots.tables import closing as timer_says
+from prefill_decode.plots.words import Place, Words, place_words, uprights
 from prefill_decode.request import RequestRecord
 from prefill_decode.serving_metrics import gaps_s, itl_s
 from prefill_decode.units import MS, format_seconds, format_significant
@@ -108,8 +109,16 @@ def price_of_chunks(
         _plain_ticks(axes.xaxis, lengths)
         _decade_ticks(axes.yaxis)
         middle = len(lengths) // 2
-        _label(axes, lengths[-1], least_ttft[-1] * 1.25, "TTFT of the prompt", ORANGE, "above")
-        _label(axes, lengths[middle], least_gap[middle], "worst gap,\nleast", BLUE, "above")
+        labels = [
+            Words("TTFT of the\nprompt, least", lengths[middle], least_ttft[middle], ORANGE),
+            Words("worst gap,\nleast", lengths[middle], least_gap[middle], BLUE),
+        ]
+        drawn: list[list[Place]] = [
+            list(zip(lengths, least, strict=True)) for least in (least_ttft, least_gap)
+        ]
+        drawn += [*uprights(lengths, ttft, MS), *uprights(lengths, worst, MS)]
+        drawn.append([(best, least_gap[0]), (best, least_ttft[0])])
+        place_words(axes, labels, drawn)
         shown_gap = _spoken(lengths, [format_seconds(each.median) for each in worst])
         shown_ttft = _spoken(lengths, [format_seconds(each.median) for each in ttft])
         return as_figure(

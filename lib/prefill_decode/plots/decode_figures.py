@@ -9,13 +9,13 @@ from prefill_decode.crossover import crossover_sequences, throughput_gain_in_rou
 from prefill_decode.measure import Ceilings, Timings
 from prefill_decode.plots.figures import (
     _decade_ticks,
-    _label,
     _plain_ticks,
     _points,
     _rate,
     _spoken,
 )
 from prefill_decode.plots.svg import BLUE, INK, ORANGE, Figure, as_figure, canvas
+from prefill_decode.plots.words import Place, Words, place_words, uprights
 from prefill_decode.roofline import StepWork
 from prefill_decode.units import MS, format_seconds, format_si, format_significant
 
@@ -105,15 +105,16 @@ def throughput_against_sequences(
         _plain_ticks(axes.xaxis, counts)
         _decade_ticks(axes.yaxis)
         reached = max(count for count, rate in zip(counts, free, strict=True) if rate < top / 1.6)
-        _label(axes, reached, free[counts.index(reached)], "if each were free", ORANGE, "above")
         early = max(1, len(counts) // 2 - 1)  # left of it the climbing line leaves room above
-        _label(axes, counts[early], most[early], "the most\nthat is possible", BLUE, "above")
-        axes.annotate(
-            f" predicted crossover: {format_significant(crossover, 2)}",
-            (crossover, rates[0].median / 1.7),
-            (2, 4),
-            textcoords="offset points",
-        )
+        foot = rates[0].median / 1.7
+        labels = [
+            Words("if each were free", reached, free[counts.index(reached)], ORANGE),
+            Words("the most\nthat is possible", counts[early], most[early], BLUE),
+            Words(f"predicted crossover: {format_significant(crossover, 2)}", crossover, foot, INK),
+        ]
+        drawn: list[list[Place]] = [list(zip(counts, line, strict=True)) for line in (most, free)]
+        drawn += [[(crossover, foot), (crossover, top)], *uprights(counts, rates, 1.0)]
+        place_words(axes, labels, drawn)
         return as_figure(
             figure,
             f"{title} of {first}. Measured tokens per second by sequences in the step: "
@@ -138,9 +139,8 @@ def _two_ways(
 ) -> Figure:
     """Times of two ways to do the same, each with the line of its least times."""
     counts = sorted(slow)
-    middle = len(counts) // 2
     hardware = ceilings.during(times)
-    described = []
+    described, labels, drawn = [], list[Words](), list[list[Place]]()
     with canvas() as figure:
         axes = figure.subplots()
         lowest: list[float] = []
@@ -153,12 +153,9 @@ def _two_ways(
             lowest.append(min(bounds_ms))
             axes.plot(counts, bounds_ms, color=color, linestyle=style)
             _points(axes, counts, measured, MS)
-            if steps is slow:  # it climbs: only left of its middle is there room above it
-                _label(
-                    axes, counts[middle], bounds_ms[middle], f"least time,\n{words}", color, "above"
-                )
-            else:
-                _label(axes, counts[-1], bounds_ms[-1], f"least time, {words}", color, "below")
+            at = len(counts) // 2 if steps is slow else -1
+            labels.append(Words(f"least time,\n{words}", counts[at], bounds_ms[at], color))
+            drawn += [list(zip(counts, bounds_ms, strict=True)), *uprights(counts, measured, MS)]
             shown = _spoken(counts, [format_seconds(interval.median) for interval in measured])
             least = format_seconds(bounds_ms[-1] * MS)
             described.append(f"{words}: {shown}, the last at least {least}")
@@ -166,4 +163,5 @@ def _two_ways(
         axes.set_ylim(bottom=min(lowest) / 2)
         _plain_ticks(axes.xaxis, counts)
         _decade_ticks(axes.yaxis)
+        place_words(axes, labels, drawn)
         return as_figure(figure, f"{title}. Measured by {x_label}, {'; '.join(described)}.")

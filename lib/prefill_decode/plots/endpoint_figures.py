@@ -20,6 +20,7 @@ from prefill_decode.plots.svg import (
 )
 from prefill_decode.plots.tables import Text, format_interval_s, table
 from prefill_decode.plots.tables import closing as timer_says
+from prefill_decode.plots.words import Place, Words, place_words, uprights
 from prefill_decode.roofline import StepWork
 from prefill_decode.units import MS, format_seconds, format_significant
 
@@ -115,14 +116,18 @@ def _draw_lines(
     rival_ms = [start_ms, start_ms * (panel.growth if panel.seen == "gap" else 1.0)]
     axes.plot(places, least_ms, color=BLUE)
     axes.plot((places[0], places[-1]), rival_ms, color=INK, linestyle="--", alpha=0.5)
-    for words, x, y, color, across, up, ha, va in (
-        ("least time", places[0], least_ms[0], BLUE, 2, -6, "left", "top"),
-        ("rival", places[-1], rival_ms[1], INK, -16, -8, "right", "top"),
-    ):
-        offset = {"xytext": (across, up), "textcoords": "offset points"}
-        axes.annotate(words, (x, y), color=color, ha=ha, va=va, **offset)
     _plain_ticks(axes.xaxis, places)
     _decade_ticks(axes.yaxis)
+    labels = [
+        Words("least time", places[0], least_ms[0], BLUE),
+        Words("rival", places[-1], rival_ms[1], INK),
+    ]
+    drawn: list[list[Place]] = [list(zip(places, least_ms, strict=True))]
+    drawn.append([(places[0], rival_ms[0]), (places[-1], rival_ms[1])])
+    for index, timed in enumerate(panel.names.values()):
+        at = [place * APART**index for place in sorted(timed)]
+        drawn += uprights(at, [times.time_s(timed[place]) for place in sorted(timed)], MS)
+    place_words(axes, labels, drawn)
 
 
 def _spoken_panel(panel: _Panel, engine: str, times: Timings) -> str:

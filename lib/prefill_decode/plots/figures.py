@@ -185,10 +185,14 @@ def _plain_ticks(axis: Any, values: Sequence[float]) -> None:
 
 
 def _decade_ticks(axis: Any, digits: Sequence[float] = (1, 2, 5)) -> None:
-    """Such as 1, 2, 5, 10, 20, ... as plain numbers."""
+    """Such as 1, 2, 5, 10, 20, ... as plain numbers; call it when all is drawn. Where so many have
+    no room, matplotlib would draw none: then powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axis.set_major_locator(LogLocator(subs=tuple(digits)))
+    low, high = axis.get_view_interval()
+    if not any(low <= tick <= high for tick in axis.get_majorticklocs()):
+        axis.set_major_locator(LogLocator())
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 

@@ -10,6 +10,7 @@ from typing import Any
 from prefill_decode.measure import Ceilings, Timings
 from prefill_decode.plots.figures import _label, _plain_ticks, _points, _spoken
 from prefill_decode.plots.svg import BLUE, INK, ORANGE, Figure, as_figure, canvas
+from prefill_decode.plots.words import Place, Words, place_words, uprights
 from prefill_decode.roofline import StepWork
 from prefill_decode.statistics import Interval
 from prefill_decode.step import Chunk
@@ -74,8 +75,8 @@ def time_against_context(
     few, many = sorted(steps)
     slopes = {heads: median(slope for _, slope in fits[heads]) for heads in (few, many)}
     ratio = format_significant(slopes[many] / slopes[few])
-    title = f"A cached token costs {ratio} times as much with {many} KV heads as with {few}"
-    spoken = []
+    title = f"A cached token costs {ratio} times as much with {_kv_heads(many)} as with {few}"
+    spoken, labels, drawn = [], list[Words](), list[list[Place]]()
     with canvas() as figure:
         axes = figure.subplots()
         for heads, color in ((many, ORANGE), (few, BLUE)):
@@ -84,18 +85,13 @@ def time_against_context(
             least_ms = [works[steps[heads][n]].least_time_s(hardware) / MS for n in counts]
             axes.plot(counts, least_ms, color=color)
             _points(axes, counts, measured, MS, color)
-            axes.annotate(
-                f"least, {heads} KV heads",
-                (counts[-2], least_ms[-2]),
-                (10, -8),
-                textcoords="offset points",
-                color=color,
-                va="top",
-            )
+            name = f"least, {_kv_heads(heads)}"
+            labels.append(Words(name, counts[-2], least_ms[-2], color))
+            drawn += [list(zip(counts, least_ms, strict=True)), *uprights(counts, measured, MS)]
             shown = _spoken(counts, [format_seconds(each.median) for each in measured])
             least = format_seconds(least_ms[-1] * MS)
             spoken.append(
-                f"With {heads} KV heads, a step by tokens held by each sequence: {shown}; at the "
+                f"With {_kv_heads(heads)}, a step by tokens held by each sequence: {shown}; at the "
                 f"last, least {least}"
             )
         axes.set(xlabel="tokens that each sequence holds", title=_wrapped(title))
@@ -103,7 +99,12 @@ def time_against_context(
         axes.set_ylim(bottom=0)
         _plain_ticks(axes.xaxis, counts)
         axes.tick_params(axis="x", rotation=45)
+        place_words(axes, labels, drawn)
         return as_figure(figure, f"{title}. " + ". ".join(spoken) + ".")
+
+
+def _kv_heads(count: int) -> str:
+    return f"{count} KV head" if count == 1 else f"{count} KV heads"
 
 
 def batches_step_by_step(schedules: Mapping[str, Sequence[Sequence[Chunk]]], slots: int) -> Figure:

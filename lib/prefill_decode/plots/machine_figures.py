@@ -136,8 +136,9 @@ def _row(axes: Any, row: int, run: Run, name: str, label: str) -> None:
     midpoint = sqrt(expected) * sqrt(rival)
     edge = axes.get_xlim()[0 if expected < rival else 1]
     axes.fill_betweenx([top, bottom], midpoint, edge, color=BLUE, alpha=SHADE, linewidth=0)
-    axes.plot([expected, expected], [top, bottom], color=BLUE, linewidth=1.8)
-    axes.plot([rival, rival], [top, bottom], color=ORANGE, linewidth=1.8, linestyle="--")
+    below_label = [row, bottom]  # no line strikes a name through
+    axes.plot([expected, expected], below_label, color=BLUE, linewidth=1.8)
+    axes.plot([rival, rival], below_label, color=ORANGE, linewidth=1.8, linestyle="--")
     reach = [
         [_reach(measured.median - measured.low)],
         [_reach(measured.high - measured.median)],

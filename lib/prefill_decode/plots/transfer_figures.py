@@ -13,6 +13,7 @@ from prefill_decode.plots.figures import _decade_ticks, _log_range, _points, _re
 from prefill_decode.plots.svg import BLUE, INK, ORANGE, Figure, as_figure, canvas
 from prefill_decode.plots.tables import Text, format_interval, format_interval_s, table
 from prefill_decode.plots.tables import closing as timer_says
+from prefill_decode.plots.words import Place, Words, place_words, uprights
 from prefill_decode.statistics import Interval, median_interval
 from prefill_decode.transfer_cost import LINKS_BYTES_PER_S, Handover, LinkFit
 from prefill_decode.units import (
@@ -146,9 +147,17 @@ def hidden_by_the_prefill(
         axes.set_ylabel("wait after the prefill (ms)")
         _decade_ticks(axes.xaxis, (1, 3))
         _decade_ticks(axes.yaxis, (1, 3))
-        _words(axes, "after the prefill,\nas a whole", span[22], at_once[22] * MS, ORANGE, "left")
-        bend = handover.break_even_bytes_per_s
-        _words(axes, "layer by layer", bend, handover.exposed_s(bend), BLUE, "right")
+        seen = [(across[i], piecewise[i]) for i in range(len(across)) if piecewise[i] > 0]
+        seen = seen or [(across[0], at_once[0])]
+        labels = [
+            Words("after the prefill,\nas a whole", across[22], at_once[22], ORANGE),
+            Words("layer by layer", *seen[len(seen) // 2], BLUE),
+        ]
+        drawn: list[list[Place]] = [list(zip(across, at_once, strict=True)), seen]
+        for names in (whole, layered):
+            places = [speed / MEGABIT for speed in sorted(names)]
+            drawn += uprights(places, [times.time_s(names[s]) for s in sorted(names)], MS)
+        place_words(axes, labels, drawn)
         links = [format_bits_per_s(speed) for speed in speeds]
         apart = [
             f"{format_seconds(times.time_s(layered[s]).median)} instead of "

@@ -3,7 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import isfinite
 from typing import Any
+
+from prefill_decode.statistics import Interval
 
 Place = tuple[float, float]
 Box = tuple[float, float, float, float]  # left, bottom, right, top; in points
@@ -53,6 +56,17 @@ def place_words(
             if inside and not crossed and not any(overlap(box, other) for other in taken):
                 break
         taken.append(box)
+
+
+def uprights(
+    places: Sequence[float], measured: Sequence[Interval], unit: float
+) -> list[list[Place]]:
+    """The lines that points with their intervals take; a missing bound ends at the median."""
+    ends = [
+        [bound if isfinite(bound) else each.median for bound in (each.low, each.high)]
+        for each in measured
+    ]
+    return [[(x, end / unit) for end in pair] for x, pair in zip(places, ends, strict=True)]
 
 
 def overlap(one: Box, other: Box) -> bool:
