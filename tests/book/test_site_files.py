@@ -16,7 +16,7 @@ from prefill_decode.book.page_head import (
 )
 from prefill_decode.book.pages import ROOFLINE_CLAIM
 from prefill_decode.book.site_address import pages_address, site_address
-from prefill_decode.book.site_files import sitemap, write_site_files
+from prefill_decode.book.site_files import name_toggles, sitemap, write_site_files
 from prefill_decode.book.social_card import HEIGHT_PIXELS, WIDTH_PIXELS, draw, newest_finding
 
 HOME, FORK = "https://github.com/Ours/book", "https://github.com/theirs/book"
@@ -150,3 +150,15 @@ def test_there_is_no_card_without_a_decode_and_a_prefill(phases, record):
     lonely = phases("2026-01-01T00:00:00Z")
     lonely["points"] = lonely["points"][:1]
     assert newest_finding([lonely, record]) is None
+
+
+def test_an_arrow_of_the_menu_gets_a_name_and_all_else_stays(tmp_path):
+    page = tmp_path / "book" / "page.html"
+    page.parent.mkdir()
+    arrow = '<summary><span class="toctree-toggle"></span></summary>'
+    page.write_text(f"<details>{arrow}</details><details><summary>More</summary></details>")
+    name_toggles(tmp_path)
+    assert page.read_text() == (
+        '<details><summary aria-label="Show or hide the pages below"><span class="toctree-toggle">'
+        "</span></summary></details><details><summary>More</summary></details>"
+    )

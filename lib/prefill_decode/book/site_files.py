@@ -44,6 +44,9 @@ a {{ color: #0b5bc0; }}
 </html>
 """
 
+BARE_TOGGLE = '<summary><span class="toctree-toggle"'
+NAMED_TOGGLE = '<summary aria-label="Show or hide the pages below"><span class="toctree-toggle"'
+
 
 def write_site_files(html: Path, pages: Sequence[str], address: str | None) -> Path:
     """Write them into the built site and return the front door. `pages` are paths below it, the
@@ -59,6 +62,14 @@ def write_site_files(html: Path, pages: Sequence[str], address: str | None) -> P
     not_found = NOT_FOUND.format(root=escape(root), cover=cover)
     (html / "404.html").write_text(not_found, encoding="utf-8")
     return front
+
+
+def name_toggles(html: Path) -> None:
+    """Give the arrows that fold parts of the menu a name: the theme draws them without words."""
+    for path in html.rglob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        if BARE_TOGGLE in text:
+            path.write_text(text.replace(BARE_TOGGLE, NAMED_TOGGLE), encoding="utf-8")
 
 
 def sitemap(addresses: Sequence[str]) -> str:

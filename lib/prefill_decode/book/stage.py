@@ -42,7 +42,7 @@ from prefill_decode.book.results_pages import (
 )
 from prefill_decode.book.run import check_outputs
 from prefill_decode.book.site_address import site_address
-from prefill_decode.book.site_files import write_site_files
+from prefill_decode.book.site_files import name_toggles, write_site_files
 from prefill_decode.book.social_card import CARD_NAME, Finding, newest_finding
 from prefill_decode.book.social_card import draw as draw_card
 from prefill_decode.book.status_page import status_page
@@ -234,6 +234,7 @@ def build_html(project: Project, source: Path) -> Path:
     for name, value in _page_settings(project.commit(), address, finding).items():
         options += ["-D", f"{name}={value}"]
     _call([sys.executable, "-m", "sphinx", *options, str(source), str(html)], log)
+    name_toggles(html)
     if finding:
         draw_card(finding, config["title"], html / "_static" / CARD_NAME)
     pages = [f"{entry}.html" for entry in page_entries(source)]
