@@ -162,3 +162,10 @@ def test_an_arrow_of_the_menu_gets_a_name_and_all_else_stays(tmp_path):
         '<details><summary aria-label="Show or hide the pages below"><span class="toctree-toggle">'
         "</span></summary></details><details><summary>More</summary></details>"
     )
+
+
+def test_the_lines_of_a_long_signature_are_no_definitions():
+    lines = '<dl>\n<dd><em class="sig-param">rows</em>,</dd>\n</dl>'
+    words = "<dl>\n<dt>step</dt><dd>one pass</dd></dl>"
+    mended = with_known_roles(lines + words)
+    assert mended == lines.replace("<dl>", '<dl role="presentation">') + words

@@ -111,5 +111,7 @@ def _mend_body(
 
 def with_known_roles(body: str) -> str:
     """Entries of a bibliography as items of its list: docutils gives them a role of their own,
-    which WAI-ARIA has deprecated and a list may not hold."""
-    return body.replace('role="doc-biblioentry"', 'role="listitem"')
+    which WAI-ARIA has deprecated and a list may not hold. The lines of a long signature as mere
+    lines: Sphinx lays them out as definitions without a term."""
+    body = body.replace('role="doc-biblioentry"', 'role="listitem"')
+    return re.sub(r'<dl>(?=\s*<dd><em class="sig-param">)', '<dl role="presentation">', body)
