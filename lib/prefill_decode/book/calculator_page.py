@@ -16,6 +16,7 @@ from prefill_decode.crossover import predicted_crossover
 from prefill_decode.hardware import Accelerator, accelerator, accelerators
 from prefill_decode.hf_config import get, shipped
 from prefill_decode.model_spec import ModelSpec
+from prefill_decode.model_spec.spec import SIZES
 from prefill_decode.roofline import step_work
 from prefill_decode.step import Chunk
 from prefill_decode.transfer_cost import least_handover
@@ -26,19 +27,7 @@ from prefill_decode.units import (
     format_significant,
 )
 
-MODEL_FIELDS = (
-    "name",
-    "num_layers",
-    "hidden_size",
-    "intermediate_size",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "vocab_size",
-    "gated_mlp",
-    "total_params",
-    "num_expert_layers",
-)
+MODEL_FIELDS = ("name", *SIZES, "gated_mlp", "total_params", "num_expert_layers")
 
 
 @dataclass(frozen=True)

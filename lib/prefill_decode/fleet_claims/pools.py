@@ -11,6 +11,7 @@ from functools import cached_property
 from time import monotonic
 from typing import Any
 
+from prefill_decode.fleet_claims.holding import that_hold_the_model
 from prefill_decode.fleet_claims.queue import (
     error_over_single_steps,
     mean_tokens,
@@ -175,14 +176,7 @@ class Setting:
         """The same on other accelerators that hold the model, with the same promises."""
         promises_s = (self.objectives.ttft_s, self.objectives.tpot_s)
         others = [replace(self, accelerator=name, promises_s=promises_s) for name in names]
-        return [each for each in others if each._holds_the_model()]
-
-    def _holds_the_model(self) -> bool:
-        try:
-            _ = self.workers
-        except ValueError:  # no room for a cache, or no link in print
-            return False
-        return True
+        return that_hold_the_model(others)
 
     def best_by_law(self, name: str) -> Split:
         return Split(*self.laws[name].best(self.num_workers))

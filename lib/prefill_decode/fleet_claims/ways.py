@@ -17,6 +17,7 @@ from functools import cached_property
 from math import inf, log, sqrt
 from typing import Any
 
+from prefill_decode.fleet_claims.holding import that_hold_the_model
 from prefill_decode.fleet_claims.prompt_runs import (
     MOST_PROMPTS,
     arrivals_at_most,
@@ -282,14 +283,7 @@ class Setting:
     def elsewhere(self, names: Sequence[str]) -> list["Setting"]:
         """The same on other accelerators that hold the model, each with promises of its own."""
         others = [replace(self, accelerator=name, promises_s=None) for name in names]
-        return [each for each in others if each._holds_the_model()]
-
-    def _holds_the_model(self) -> bool:
-        try:
-            _ = self.workers
-        except ValueError:  # no room for a cache, or no link in print
-            return False
-        return True
+        return that_hold_the_model(others)
 
     @property
     def one_line(self) -> float:

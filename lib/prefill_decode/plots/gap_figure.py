@@ -40,11 +40,11 @@ def _chosen(gap: LongestGap) -> list[RequestRecord]:
     """The one that waits, those that were served meanwhile or some of each stretch of them, then
     the nearest by arrival."""
     room = MOST_ROWS - 1
-    served = all_served = gap.served
+    served = gap.served
+    known = {id(record) for record in served}
+    others = [record for record in gap.beside if id(record) not in known]
     if len(served) > room:
         served = tuple(served[place * len(served) // room] for place in range(room))
-    known = {id(record) for record in all_served}
-    others = [record for record in gap.beside if id(record) not in known]
     others.sort(key=lambda record: abs(record.request.arrival_s - gap.start_s))
     return [gap.waiting, *served, *others[: room - len(served)]]
 

@@ -17,7 +17,8 @@ def rate_against_split(found: Search) -> Figure:
     labels = [str(each.split) for each in apart]
     places = list(range(len(apart)))
     best = found.best
-    title = f"Best: {best.split}, {_rate(best.of_a_device_per_s.median)} of a device"
+    most = format_significant(best.of_a_device_per_s.median)
+    title = f"Best: {best.split}, {most} requests/s of a device"
     with canvas() as figure:
         axes = figure.subplots()
         bounds = [each.law_per_s / each.num_devices for each in apart]
@@ -44,7 +45,3 @@ def rate_against_split(found: Search) -> Figure:
         return as_figure(
             figure, f"{title}. Simulated requests/s of a device: {_spoken(labels, told)}.{rival}"
         )
-
-
-def _rate(rate_per_s: float) -> str:
-    return f"{format_significant(rate_per_s)} requests/s"
