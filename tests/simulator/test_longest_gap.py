@@ -64,6 +64,38 @@ def test_apart_a_prompt_elsewhere_is_not_beside_the_gap_before_its_cache_comes(t
     assert gap.length_s < 0.05  # no step holds the long prompt
 
 
+def names(records):
+    return {record.request.request_id for record in records}
+
+
+def test_beside_are_those_as_near_as_the_gap_is_long_and_served_only_those_in_it(tmp_path):
+    one = fleet(tmp_path, {"policy": "prefill_first"})
+    asked = [Request("over", 0.0, 50, 2), *streams_and_a_long_prompt()]
+    first = longest_gap(simulate(one, asked))
+    near_s, far_s = (first.end_s + share * first.length_s for share in (0.9, 1.1))
+    asked += [Request("near", near_s, 50, 2), Request("far", far_s, 50, 2)]
+    gap = longest_gap(simulate(one, asked))
+    assert (gap.start_s, gap.end_s) == (first.start_s, first.end_s)
+    assert {"long", "near"} <= names(gap.beside)
+    assert not {"over", "far"} & names(gap.beside)
+    assert names(gap.served) == {"long"}
+
+
+def test_apart_those_beside_decode_where_the_gap_ended(tmp_path):
+    apart = fleet(
+        tmp_path,
+        {"role": "prefill"},
+        {"role": "decode", "instances": 2},
+        transfer={"bandwidth_bytes_per_s": 50e9, "latency_s": 1e-3},
+        routing="round_robin",
+    )
+    outcome = simulate(apart, [Request(str(n), 0.01 * n, 50, 200) for n in range(6)])
+    gap = longest_gap(outcome)
+    told = names(gap.beside) | {gap.waiting.request.request_id}
+    assert len(told) > 1
+    assert told in ({"0", "2", "4"}, {"1", "3", "5"})
+
+
 def test_without_two_tokens_there_is_no_gap(tmp_path):
     outcome = simulate(fleet(tmp_path, {}), [Request("one", 0.0, 10, 1)])
     with pytest.raises(ValueError, match="two tokens of an answer"):
