@@ -1,6 +1,7 @@
 """Owners that are stopped, killed and started again, each a real process."""
 
 import json
+import os
 import queue
 import signal
 import subprocess
@@ -38,6 +39,17 @@ NUM_BLOCKS, BLOCK_BYTES = 64, 2**16
 BLOCKS, TARGETS = list(range(40)), list(range(63, 23, -1))
 SIZES = [str(NUM_BLOCKS), str(BLOCK_BYTES)]
 every_lane = pytest.mark.parametrize(("kind", "lane"), LANES)
+
+
+def strike(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """Kills or stops a child; back when its last thread has taken it, which a signal does not wait
+    for: until then it may still answer."""
+    process.send_signal(number)
+    if number == signal.SIGSTOP:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+    else:
+        process.wait()
 
 
 class Owner:
@@ -144,7 +156,7 @@ def test_a_killed_owner_fails_its_read_alone_and_its_successor_is_read(place, la
         old = owner.offer("x", layers_ready=1)
         read = Reads(reader, old, 30.0)
         assert until(lambda: holds_layer(target, 0))
-        owner.process.kill()
+        strike(owner.process, signal.SIGKILL)
         read.join(5.0)
         assert isinstance(read.error, PeerLost)
         before = copied(target)
@@ -182,7 +194,7 @@ def test_a_stopped_owner_is_left_at_the_deadline_and_what_it_says_later_goes_now
         late = owner.offer("late", lease_s=3.0)
         for region in target.regions:
             region[:] = 0
-        owner.process.send_signal(signal.SIGSTOP)
+        strike(owner.process, signal.SIGSTOP)
         began = time.monotonic()
         with pytest.raises(DeadlinePassed):
             reader.read(late, TARGETS, 0.5)
@@ -206,7 +218,7 @@ def test_an_owner_stopped_for_a_while_only_makes_a_read_slower(place, lane, kind
         owner_offer = owner.offer("x", layers_ready=1)
         read = Reads(reader, owner_offer, 30.0)
         assert until(lambda: holds_layer(target, 0))
-        owner.process.send_signal(signal.SIGSTOP)
+        strike(owner.process, signal.SIGSTOP)
         owner.tell("layers_ready", "x", LAYERS)
         read.join(0.3)
         assert read.is_alive()
@@ -257,7 +269,7 @@ def test_a_lost_reader_leaves_the_lease_to_its_deadline(place, lane, kind, numbe
             process.stdin.flush()
         time.sleep(0.2)
         for process in lost:
-            process.send_signal(number)
+            strike(process, number)
         owner.tell("layers_ready", "read", LAYERS)
         reader = Reader(owner.address, target, lane=lane)
         reader.read(read, TARGETS, 30.0)

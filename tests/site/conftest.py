@@ -19,6 +19,7 @@ from tests.install_browser import find_browser
 
 OWN = ROOT / "_build" / "site-for-tests"
 CHAPTERS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
+CHAPTER_PAGES = [f"notebooks/{name}.html" for name in CHAPTERS]
 PAGES = [
     "book/index.html",
     "book/part_two_phases.html",
@@ -42,9 +43,28 @@ PAGES = [
     "book/api/endpoint.html",
     "book/api/disaggregated.html",
     "book/references.html",
-    *(f"notebooks/{name}.html" for name in CHAPTERS),
+    *CHAPTER_PAGES,
 ]
 SIZES = {"wide": (1280, 900), "phone": (390, 844)}
+SHEET = (672, 1000)  # an A4 page less its margins, at the 96 pixels an inch that CSS counts
+SETTLED = """async () => {
+  await window.MathJax?.startup?.promise;
+  await document.fonts.ready;
+}"""
+
+
+@pytest.hookimpl(trylast=True)  # after pytest's own grouping
+def pytest_collection_modifyitems(items):
+    """Tests that only look are sorted by page, so that each page is loaded once for all of them."""
+    here = [place for place, item in enumerate(items) if "look" in item.fixturenames]
+    looking = sorted((items[place] for place in here), key=page_number)
+    for place, item in zip(here, looking, strict=True):
+        items[place] = item
+
+
+def page_number(item):
+    path = item.callspec.params["path"]
+    return PAGES.index(path) if path in PAGES else len(PAGES)
 
 
 class QuietHandler(SimpleHTTPRequestHandler):
@@ -86,7 +106,7 @@ def site(built):
     server.server_close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # Playwright's event loop runs in this thread until it is left
 def browser():
     path = find_browser()
     if path is None:
@@ -98,34 +118,71 @@ def browser():
         started.close()
 
 
-@pytest.fixture
-def open_page(browser, site):
-    """open_page(path, size, theme) -> a loaded page that notes requests and console messages."""
-    contexts = []
+class Tab:
+    """A page in a browser's context of its own, which notes requests and console messages."""
 
-    def open_it(path, size="wide", theme="light"):
-        width, height = SIZES[size]
-        context = browser.new_context(
+    def __init__(self, browser, address, size="wide", theme="light"):
+        width, height = (SIZES | {"sheet": SHEET})[size]
+        self.context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=theme, reduced_motion="reduce"
         )
-        contexts.append(context)
-        page = context.new_page()
+        self.page = page = self.context.new_page()
         page.requested, page.complaints = [], []
         page.on("request", lambda request: page.requested.append(request.url))
-        page.on(
-            "console",
-            lambda message: (
-                page.complaints.append(message.text)
-                if message.type in ("error", "warning")
-                else None
-            ),
-        )
+        page.on("console", self._note)
         page.on("pageerror", lambda error: page.complaints.append(str(error)))
-        response = page.goto(urljoin(site, path), wait_until="load")
-        assert response.ok
-        page.wait_for_load_state("networkidle")
-        return page
+        assert page.goto(address, wait_until="load").ok
+        page.evaluate(SETTLED)
+        self._noted = len(page.requested), len(page.complaints)
+
+    def _note(self, message):
+        if message.type in ("error", "warning"):
+            self.page.complaints.append(message.text)
+
+    def turn(self, size, theme, media):
+        """As if loaded so. What was noted since it was loaded is forgotten: axe, for one, asks for
+        style sheets where there are none."""
+        width, height = (SIZES | {"sheet": SHEET})[size]
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.emulate_media(media=media, color_scheme=theme, reduced_motion="reduce")
+        self.page.evaluate("theme => { document.documentElement.dataset.theme = theme }", theme)
+        del self.page.requested[self._noted[0] :], self.page.complaints[self._noted[1] :]
+
+
+@pytest.fixture
+def open_page(browser, site):
+    """open_page(path, size, theme) -> a page loaded for this test alone, to click on."""
+    tabs = []
+
+    def open_it(path, size="wide", theme="light"):
+        tabs.append(Tab(browser, urljoin(site, path), size, theme))
+        return tabs[-1].page
 
     yield open_it
-    for context in contexts:
-        context.close()
+    for tab in tabs:
+        tab.context.close()
+
+
+@pytest.fixture(scope="package")
+def opened():
+    """The page that was looked at last: {path: its tab}."""
+    tabs = {}
+    yield tabs
+    for tab in tabs.values():
+        tab.context.close()
+
+
+@pytest.fixture
+def look(browser, site, opened):
+    """look(path, size, theme, media) -> a page that others look at too: not to be changed."""
+
+    def look_at(path, size="wide", theme="light", media="screen"):
+        if path not in opened:
+            for tab in opened.values():
+                tab.context.close()
+            opened.clear()
+            opened[path] = Tab(browser, urljoin(site, path))
+        opened[path].turn(size, theme, media)
+        return opened[path].page
+
+    return look_at

@@ -5,7 +5,9 @@ The pages are tested, not the numbers on them. `conftest.py` says which book is 
 
 import json
 import re
+from functools import cache
 from io import BytesIO
+from pathlib import PurePath
 from urllib.parse import unquote, urldefrag, urlparse
 
 import pytest
@@ -14,15 +16,17 @@ from PIL import Image
 from playwright.sync_api import expect
 
 from tests.conftest import ROOT
-from tests.site.conftest import CHAPTERS, PAGES, SIZES
+from tests.site.conftest import CHAPTER_PAGES, CHAPTERS, PAGES, SIZES
 
 pytestmark = pytest.mark.browser
 LEAST_CONTRAST = 4.5  # WCAG 2.2 AA for text
+HEIGHTS = """all => all.filter(e => e.textContent.trim())
+  .map(e => [e.getBoundingClientRect().height, e.textContent])"""
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_a_page_loads_with_nothing_from_outside_and_no_complaint(open_page, site, path):
-    page = open_page(path)
+def test_a_page_loads_with_nothing_from_outside_and_no_complaint(look, site, path):
+    page = look(path)
     outside = [url for url in page.requested if not url.startswith((site, "data:", "blob:"))]
     assert outside == []
     assert page.complaints == []
@@ -30,8 +34,8 @@ def test_a_page_loads_with_nothing_from_outside_and_no_complaint(open_page, site
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_a_page_fits_a_phone_without_scrolling_sideways(open_page, path):
-    page = open_page(path, "phone")
+def test_a_page_fits_a_phone_without_scrolling_sideways(look, path):
+    page = look(path, "phone")
     width = page.evaluate("document.documentElement.scrollWidth")
     assert width <= SIZES["phone"][0] + 1
 
@@ -91,9 +95,9 @@ def contrast(a, b):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("path", ["book/index.html", *(f"notebooks/{c}.html" for c in CHAPTERS)])
-def test_every_figure_says_its_finding_and_is_visible_in_both_themes(open_page, path, theme):
-    page = open_page(path, theme=theme)
+@pytest.mark.parametrize("path", ["book/index.html", *CHAPTER_PAGES])
+def test_every_figure_says_its_finding_and_is_visible_in_both_themes(look, path, theme):
+    page = look(path, theme=theme)
     for image in page.locator("article img").all():
         assert len((image.get_attribute("alt") or "").split()) >= 4
         assert image.evaluate("element => element.naturalWidth") > 0
@@ -113,29 +117,32 @@ def test_every_figure_says_its_finding_and_is_visible_in_both_themes(open_page, 
                 assert contrast(rgb, ground) >= 3  # WCAG 2.2 AA for graphics
 
 
-def test_text_in_figures_is_readable_on_a_phone(open_page):
-    for chapter in CHAPTERS:
-        page = open_page(f"notebooks/{chapter}.html", "phone")
-        for text in page.locator("article svg[role=img] text").all():
-            if text.text_content().strip():
-                assert text.evaluate("e => e.getBoundingClientRect().height") >= 8
+@pytest.mark.parametrize("path", CHAPTER_PAGES)
+def test_text_in_figures_is_readable_on_a_phone(look, path):
+    texts = look(path, "phone").locator("article svg[role=img] text")
+    heights = texts.evaluate_all(HEIGHTS)
+    assert len(heights) > 5
+    assert [text for height, text in heights if height < 8] == []
 
 
-def test_internal_links_resolve_anchors_included(open_page, site, built):
+@cache
+def anchors(file):
+    return set(re.findall(r'\bid="([^"]*)"', file.read_text()))
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_internal_links_resolve_anchors_included(look, site, built, path):
     html = built[0] / "html"
-    checked = set()
-    for path in PAGES:
-        page = open_page(path)
-        links = page.locator("a[href]").evaluate_all("all => all.map(a => a.href)")
-        for url in {link for link in links if link.startswith(site)} - checked:
-            checked.add(url)
-            address, anchor = urldefrag(url)
-            target = html / unquote(urlparse(address).path).lstrip("/")
-            target = target / "index.html" if target.is_dir() else target
-            assert target.is_file(), f"{path} links to {url}"
-            if anchor and target.suffix == ".html":
-                assert f'id="{unquote(anchor)}"' in target.read_text(), f"{path} links to {url}"
-    assert len(checked) > 20
+    links = look(path).locator("a[href]").evaluate_all("all => all.map(a => a.href)")
+    inside = {link for link in links if link.startswith(site)}
+    assert len(inside) > 20
+    for url in inside:
+        address, anchor = urldefrag(url)
+        target = html / unquote(urlparse(address).path).lstrip("/")
+        target = target / "index.html" if target.is_dir() else target
+        assert target.is_file(), url
+        if anchor and target.suffix == ".html":
+            assert unquote(anchor) in anchors(target), url
 
 
 def test_search_finds_a_term_and_leads_to_its_page(open_page, site):
@@ -146,12 +153,12 @@ def test_search_finds_a_term_and_leads_to_its_page(open_page, site):
     assert "decode_is_bandwidth_bound" in page.url
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
-def test_launch_source_and_download_links_open_the_right_file(open_page, built, chapter):
-    page = open_page(f"notebooks/{chapter}.html")
+@pytest.mark.parametrize("path", CHAPTER_PAGES)
+def test_launch_source_and_download_links_open_the_right_file(look, built, path):
+    page = look(path)
     home = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]["url"]
     owner_and_name = home.removeprefix("https://github.com/")
-    notebook = f"notebooks/{chapter}.ipynb"
+    notebook = path.replace(".html", ".ipynb")
     assert (ROOT / notebook).is_file()
     links = page.locator("a[href]").evaluate_all("all => all.map(a => a.href)")
     assert (
@@ -162,19 +169,18 @@ def test_launch_source_and_download_links_open_the_right_file(open_page, built, 
     assert f"{owner_and_name}/main?" in binder[0]
     assert unquote(binder[0]).endswith(notebook)
     assert f"{home}/edit/main/{notebook}" in links
-    download = next(
-        link for link in links if link.endswith(f"{chapter}.ipynb") and "_sources" in link
-    )
+    download = next(link for link in links if link.endswith(notebook) and "_sources" in link)
     file = built[0] / "html" / urlparse(download).path.lstrip("/")
     cells = json.loads(file.read_text())["cells"]
     assert any("find_spec" in "".join(cell["source"]) for cell in cells)
     assert any(cell.get("outputs") for cell in cells)
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
-def test_a_chapter_shows_its_verdict_its_provenance_and_tables_as_tables(open_page, built, chapter):
-    page = open_page(f"notebooks/{chapter}.html")
-    records = [json.loads(path.read_text()) for path in (built[1] / chapter).glob("*.json")]
+@pytest.mark.parametrize("path", CHAPTER_PAGES)
+def test_a_chapter_shows_its_verdict_its_provenance_and_tables_as_tables(look, built, path):
+    page = look(path)
+    folder = built[1] / PurePath(path).stem
+    records = [json.loads(file.read_text()) for file in folder.glob("*.json")]
     record = max(records, key=lambda record: record["date"])
     name = record["model"]["name"].split(",")[0]
     dtype = "bfloat16" if record["simulated"] else "float32"
@@ -186,9 +192,9 @@ def test_a_chapter_shows_its_verdict_its_provenance_and_tables_as_tables(open_pa
     assert page.locator("article").get_by_text("find_spec").count() == 0
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
-def test_solutions_are_folded_until_a_reader_opens_them(open_page, chapter):
-    page = open_page(f"notebooks/{chapter}.html")
+@pytest.mark.parametrize("path", CHAPTER_PAGES)
+def test_solutions_are_folded_until_a_reader_opens_them(open_page, path):
+    page = open_page(path)
     in_words = page.locator("details.sd-dropdown", has_text="Solutions")
     in_code = page.locator("details.hide", has=page.locator("summary", has_text="Solution"))
     assert in_words.count() == 1
@@ -204,9 +210,9 @@ def test_solutions_are_folded_until_a_reader_opens_them(open_page, chapter):
         assert re.search(r"\d", output.inner_text())
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
-def test_laws_have_numbers_and_references_lead_to_them(open_page, chapter):
-    page = open_page(f"notebooks/{chapter}.html")
+@pytest.mark.parametrize("path", CHAPTER_PAGES)
+def test_laws_have_numbers_and_references_lead_to_them(look, path):
+    page = look(path)
     assert page.locator("article span.eqno").count() >= 1
     for link in page.locator("article a.reference[href*='#equation-']").all():
         assert re.fullmatch(r"\(\d+\)", link.text_content())  # folded ones have no inner text
@@ -222,7 +228,8 @@ def test_the_cover_shows_every_claim_with_its_verdict_here(open_page):
         )
 
 
-def test_the_front_door_leads_to_the_cover(open_page):
-    page = open_page("index.html")
+def test_the_front_door_leads_to_the_cover(open_page, site):
+    page = open_page("book/run_it.html")
+    page.goto(site)
     page.wait_for_url("**/book/index.html")
     expect(page.locator("article h1")).to_contain_text("Prefill and Decode")

@@ -2,11 +2,10 @@
 
 import pytest
 
-from tests.site.conftest import PAGES
+from tests.site.conftest import PAGES, SHEET
 from tests.site.test_pages import contrast
 
 pytestmark = pytest.mark.browser
-SHEET_PIXELS = 672  # A4 less its margins, at the 96 pixels an inch that CSS counts
 TOO_WIDE = """width => [...document.querySelectorAll('#jb-print-docs-body *, .bd-article *')]
   .filter(e => !e.closest('mjx-assistive-mml') && e.getBoundingClientRect().right > width + 1)
   .map(e => e.tagName + ': ' + e.textContent.trim().slice(0, 60))"""
@@ -27,8 +26,7 @@ def print_page(open_page):
     """print_page(path) -> the page as a reader of the dark theme prints it."""
 
     def print_it(path):
-        page = open_page(path, theme="dark")
-        page.set_viewport_size({"width": SHEET_PIXELS, "height": 1000})
+        page = open_page(path, "sheet", "dark")
         page.emulate_media(media="print")
         return page
 
@@ -36,9 +34,9 @@ def print_page(open_page):
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_a_page_fits_the_sheet_and_prints_dark_on_white(print_page, path):
-    page = print_page(path)
-    assert page.evaluate(TOO_WIDE, SHEET_PIXELS) == []
+def test_a_page_fits_the_sheet_and_prints_dark_on_white(look, path):
+    page = look(path, "sheet", "dark", "print")
+    assert page.evaluate(TOO_WIDE, SHEET[0]) == []
     ground = "getComputedStyle(document.body).backgroundColor"
     assert page.evaluate(ground) == "rgb(255, 255, 255)"
     for ink, paper, words in page.evaluate(LEAST_CONTRAST):
@@ -56,7 +54,7 @@ def test_bars_and_buttons_stay_on_the_screen(print_page):
 
 def test_what_is_folded_on_the_screen_is_open_on_paper(print_page):
     page = print_page("notebooks/kv_cache_is_exact.html")
-    folded = page.locator("details:not([open])").first
+    folded = page.locator(".bd-article details:not([open])").first
     assert folded.locator("li").first.evaluate("e => e.getBoundingClientRect().height") > 8
 
 

@@ -100,8 +100,8 @@ def test_the_footer_says_version_and_date(open_page):
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_a_page_weighs_little_beside_the_themes_files(html, open_page, site, path):
-    page = open_page(path)
+def test_a_page_weighs_little_beside_the_themes_files(html, look, site, path):
+    page = look(path)
     own = {url.partition("?")[0] for url in page.requested if url.startswith(site)}
     theme = re.compile(r"_static/(?!book\.css|print\.css|social-card|favicon)")
     files = [html / url.removeprefix(site) for url in own if not theme.search(url)]
