@@ -193,7 +193,7 @@ def test_the_readmes_table_is_the_committed_records(tmp_path):
         (tmp_path / name).write_bytes(shown.stdout)
     records, problems = load_all(tmp_path / "book" / "results")
     assert not problems
-    table = claims_table(find_project(ROOT), records, "notebooks")
+    table = claims_table(find_project(ROOT), records, "notebooks/{}.ipynb")
     assert table in (ROOT / "README.md").read_text()
     drawn = phases_figure(records).standalone() + "\n"
     committed = (tmp_path / "book" / "results" / "phases.svg").read_text()

@@ -3,31 +3,39 @@
 import json
 import re
 import subprocess
+from dataclasses import replace
 from math import nan
 
 import pytest
+from markdown_it import MarkdownIt
 
 from prefill_decode.book import stage
 from prefill_decode.book.pages import provenance
 from prefill_decode.book.results_pages import (
-    LARGEST_PAGE_BYTES,
     Chapter,
     committed_records,
+    history_overview,
     history_page,
     history_section,
+    machines_page,
     machines_section,
     plain,
     problems_note,
-    results_page,
     surprises,
+    surprising_here,
     with_records,
 )
-from prefill_decode.results import run_of
+from prefill_decode.book.slim_svg import slim
+from prefill_decode.book.stage import page_entries
+from prefill_decode.results import load_all, run_of
 from tests.conftest import ROOT
 from tests.results_by_hand import BATCH, CLAIM, SHARE, TIME, make_run, ratio
 
-CHAPTERS = [Chapter(CLAIM, "Decode is bandwidth-bound")]
+CHAPTER = Chapter(CLAIM, "Decode is bandwidth-bound")
+ANOTHER = Chapter("another", "Another")
 MINE = "here-6a09"
+MOST_BYTES = 500_000  # as tests/site allows
+FRAME_BYTES = 60_000  # the theme's menus, and what it writes around tables and headings
 
 
 def other(title="There", slug="there-2a0e", **more):
@@ -53,9 +61,9 @@ def test_text_is_shown_as_it_is_by_markdown():
 
 def test_a_table_keeps_its_columns_whatever_a_machine_is_called(record):
     odd = on(record, MINE, "A | <b>B</b>")
-    page = results_page(CHAPTERS, [odd], MINE)
+    page = machines_page(CHAPTER, [odd], MINE)
     text = re.sub(r"(?s)<div class=\"figure\">.*?</div>", "", page)
-    assert "### This machine: A \\| \\<b\\>B\\</b\\>" in text
+    assert "## This machine: A \\| \\<b\\>B\\</b\\>" in text
     assert not re.search(r"(?<!\\)<", text)
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {8}
@@ -64,21 +72,22 @@ def test_a_table_keeps_its_columns_whatever_a_machine_is_called(record):
 
 def test_a_chapter_has_a_label_a_figure_and_every_number_of_every_record(record):
     records = [on(record, "there-2a0e", "There"), on(record, MINE, "Here")]
-    page = results_page(CHAPTERS, records, MINE)
-    assert page.startswith(f"(machines-{CLAIM})=\n## Decode is bandwidth-bound\n")
+    page = machines_page(CHAPTER, records, MINE)
+    assert page.startswith(f"(machines-{CLAIM})=\n# By machine: Decode is bandwidth-bound\n")
     assert page.count("<svg") == 1
-    assert page.index("### This machine: Here") < page.index("### There")
+    assert page.index("\n## This machine: Here") < page.index("\n## There")
     assert page.count("| batch 8 / batch 1 | ✓ supported | 1.20 [1.10, 1.30] | 1.10 | 2.97") == 2
     assert page.count("| control: prefill | ✓ supported | 7.00 [6.00, 8.00] | 8.00 |") == 2
-    not_run = results_page([Chapter("another", "Another")], records, MINE)
-    assert not_run == "(machines-another)=\n## Another\n\nNot run yet.\n"
+    not_run = machines_page(ANOTHER, records, MINE)
+    assert not_run.startswith("(machines-another)=\n# By machine: Another\n")
+    assert not_run.endswith("\n\nNot run yet.\n")
 
 
 def test_the_numbers_of_a_chapter_that_simulates_are_called_simulated(record):
     hardware = [{"name": "H100", "source": "its data sheet"}]
     simulated = {**record, "simulated": {"hardware": hardware, "num_seeds": 6}}
     for each, done in ((record, "measured"), (simulated, "simulated")):
-        page = results_page(CHAPTERS, [on(each, MINE, "Here")], MINE)
+        page = machines_page(CHAPTER, [on(each, MINE, "Here")], MINE)
         text = re.sub(r"(?s)<div class=\"figure\">.*?</div>", "", page)
         assert f"| what | says | {done}, 95% | claim expects |" in text
         assert f"one machine that {done} it" in page
@@ -203,7 +212,7 @@ def test_a_hundred_runs_are_capped_and_the_page_says_so():
     assert "60 runs from 2013-05-01 to 2018-04-01" in text
 
 
-def test_a_large_history_shows_fewer_runs_and_never_too_many_bytes():
+def test_a_large_history_shows_fewer_runs():
     many = {f"time, step {i}": ratio(1.0 + i, 0.5, 9.0) for i in range(40)}
     slugs = [f"m-{i:04d}" for i in range(6)]
     runs = [
@@ -211,23 +220,90 @@ def test_a_large_history_shows_fewer_runs_and_never_too_many_bytes():
         for slug in slugs
         for run in months(70)
     ]
-    page = history_page(CHAPTERS, runs, [], slugs[0])
-    assert len(page.encode()) <= LARGEST_PAGE_BYTES
+    page = history_page(CHAPTER, runs, [], slugs[0])
     assert "The figures show the last 60 of 70" not in page
     assert page.count("of 70 runs.") == len(slugs)
-    assert page.index("### This machine: m-0000") < page.index("### m-0001")
+    assert page.index("\n## This machine: m-0000") < page.index("\n## m-0001")
+
+
+def built_bytes(page):
+    """Of the page as it is served: its figures slimmed, in the frame that the theme gives it."""
+    body = slim(MarkdownIt().enable("table").render(page))
+    return len(body.encode()) + FRAME_BYTES
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    records, problems = load_all(ROOT / "book" / "results")
+    assert not problems
+    return records
+
+
+def copies(record, number):
+    return [on(record, f"m-{i:04d}", f"A machine of two cores, {i}") for i in range(number)]
+
+
+def headings(page):
+    return [line for line in page.splitlines() if line.startswith("## ")]
+
+
+@pytest.mark.parametrize("number", [5, 10])
+def test_a_chapters_machines_stay_a_light_page_when_there_are_more(recorded, number):
+    largest = max(recorded, key=lambda record: len(record["metrics"]))
+    page = machines_page(Chapter(largest["claim"], "Title"), copies(largest, number), "m-0000")
+    assert len(headings(page)) == number
+    assert page.count("| ✓ supported |") == number * len(largest["metrics"])
+    assert built_bytes(page) < MOST_BYTES
+
+
+@pytest.mark.parametrize("number", [5, 10])
+def test_a_chapters_history_stays_a_light_page_when_there_are_more_machines(recorded, number):
+    largest = max(map(run_of, recorded), key=lambda run: len(run.quantities))
+    machines = [{"slug": f"{i}", "title": f"{i}", "host": f"{i}"} for i in range(number)]
+    runs = [
+        replace(largest, date=month.date, run_id=f"{i}-{month.run_id}", machine=machine)
+        for month in months(60)
+        for i, machine in enumerate(machines)
+    ]
+    page = history_page(Chapter(largest.claim, "Title"), runs, [], "0")
+    assert len(headings(page)) == number
+    assert page.count("<svg") == number * len(largest.quantities)
+    assert built_bytes(page) < MOST_BYTES
 
 
 def test_a_history_of_nothing_has_its_label_and_says_so():
-    assert history_page(CHAPTERS, [], [], MINE) == (
-        f"(history-{CLAIM})=\n## Decode is bandwidth-bound\n\nNot run yet.\n"
+    page = history_page(CHAPTER, [], [], MINE)
+    assert page.startswith(f"(history-{CLAIM})=\n# History: Decode is bandwidth-bound\n")
+    assert page.endswith("\n\nNot run yet.\n")
+
+
+def test_the_overview_of_histories_has_the_last_verdicts_of_each_machine():
+    outcomes = ["refuted", "void", *["supported"] * 9, "inconclusive"]
+    runs = [replace(run, outcome=each) for run, each in zip(months(12), outcomes, strict=True)]
+    rows = history_overview([CHAPTER, ANOTHER], [*reversed(runs), other()], MINE).splitlines()
+    assert rows[0] == "| claim | This machine: Here | There |"
+    assert rows[2] == f"| [{CHAPTER.title}](history/{CLAIM}.md) | … ✓✓✓✓✓✓✓✓✓? | ✓ |"
+    assert rows[3] == "| [Another](history/another.md) | not run | not run |"
+
+
+def test_what_is_surprising_here_leads_to_each_chapters_machines(record):
+    records = [on(record, MINE, "Here"), on(record, "there-2a0e", "There")]
+    nothing = "no verdict and no figure lies apart from those of all other machines."
+    assert surprising_here([CHAPTER], records, MINE) == f"Nothing: {nothing}"
+    nobody = "Nothing to compare: no other machine has a record of these claims."
+    assert surprising_here([CHAPTER], records[:1], MINE) == nobody
+    assert surprising_here([CHAPTER], records, "nowhere-0000") == nobody
+    records[1]["verdict"] = {"outcome": "refuted", "reason": "r"}
+    assert surprising_here([ANOTHER, CHAPTER], records, MINE) == (
+        f"- [{CHAPTER.title}](results_by_machine/{CLAIM}.md): the verdict is supported here and "
+        "refuted elsewhere."
     )
 
 
 def test_a_baseline_is_that_of_its_own_machine_and_chapter():
     runs = months(2) + [other(date=run.date, run_id=run.run_id[::-1]) for run in months(2)]
-    page = history_page(CHAPTERS, runs, [other(**{BATCH: ratio(3.0, 2.0, 4.0)})], MINE)
-    here, there = page.split("### There")
+    page = history_page(CHAPTER, runs, [other(**{BATCH: ratio(3.0, 2.0, 4.0)})], MINE)
+    _, here, there = page.split("\n## ")
     assert "the baseline" not in here
     assert "50% below the baseline" in there
 
@@ -257,16 +333,28 @@ def test_the_books_own_pages_are_filled_with_and_without_a_study(make_project, r
     names = ("results_by_machine.md", "history.md", "how_far_to_trust.md")
     for name in names:
         (project.root / "book" / name).write_text((ROOT / "book" / name).read_text())
+    contents = json.loads((project.root / "_toc.yml").read_text())
+    files = [{"file": f"book/{name.removesuffix('.md')}"} for name in names[:2]]
+    contents["parts"].append({"caption": "Reference", "chapters": files})
+    (project.root / "_toc.yml").write_text(json.dumps(contents))
     if study:
         (project.results / "trust").mkdir(parents=True)
         (project.results / "trust" / "x.json").write_text(study)
     source = stage(project, {}, {}, [{**record, "claim": "first"}], record["machine"]["slug"])
+    chapters = ["notebooks/first", "notebooks/second"]
+    assert page_entries(source) == [
+        *("book/index", *chapters, "book/results_by_machine"),
+        *("book/results_by_machine/first", "book/results_by_machine/second"),
+        *("book/history", "book/history/first", "book/history/second"),
+    ]
     pages = {name: (source / "book" / name).read_text() for name in names}
     assert not any(re.search("<!--", page) for page in pages.values())
     for chapter in ("first", "second"):
-        assert f"(machines-{chapter})=" in pages["results_by_machine.md"]
-        assert f"(history-{chapter})=" in pages["history.md"]
-    assert "One run so far" in pages["history.md"]
+        for name, label in (("results_by_machine", "machines"), ("history", "history")):
+            assert f"]({name}/{chapter}.md)" in pages[f"{name}.md"]
+            own = (source / "book" / name / f"{chapter}.md").read_text()
+            assert own.startswith(f"({label}-{chapter})=\n# ")
+    assert "One run so far" in (source / "book" / "history" / "first.md").read_text()
     assert "`prefill-decode trust` measures it" in pages["how_far_to_trust.md"]
     assert ("Not shown: trust/x.json" in pages["how_far_to_trust.md"]) == bool(study)
     assert json.dumps(str(project.results)) not in json.dumps(pages)
@@ -277,5 +365,6 @@ def test_a_simulated_record_is_said_to_be_so_wherever_it_stands(simulated_record
     assert "Simulated with 8 seeds, not measured, for Elsewhere (a data sheet)" in strip
     assert "Measured on" not in strip
     assert "2 s of simulating" in strip
-    page = results_page([Chapter("pools_scale_apart", "Pools")], [simulated_record], "nowhere")
+    page = machines_page(Chapter("pools_scale_apart", "Pools"), [simulated_record], "nowhere")
     assert "simulated, not measured" in page
+    assert "simulated for data-sheet hardware" in page

@@ -1,4 +1,4 @@
-"""The button of an API page leads to a folder that is there, that of every other page stays."""
+"""The button of a page that is made leads to a folder that is there, every other page's stays."""
 
 import pytest
 
@@ -20,7 +20,19 @@ def test_every_api_page_leads_to_a_folder_of_the_checkout(name):
     assert folder.name == (name if (folder.parent / name).is_dir() else "prefill_decode")
 
 
-@pytest.mark.parametrize("path", ["book/api.md", "book/index.md", "notebooks/a.ipynb"])
+@pytest.mark.parametrize(
+    ("page", "folder"),
+    [("results_by_machine", "book/results"), ("history", "book/results/history")],
+)
+def test_a_page_on_a_chapters_results_leads_to_its_records(page, folder):
+    url = folder_of(f"{HOME}/edit/main/book/{page}/decode_is_serial.md")
+    assert url == f"{HOME}/tree/main/{folder}/decode_is_serial"
+    assert (ROOT / folder / "decode_is_serial").is_dir()
+
+
+@pytest.mark.parametrize(
+    "path", ["book/api.md", "book/index.md", "book/history.md", "notebooks/a.ipynb"]
+)
 def test_a_page_with_a_file_of_its_own_is_left_alone(path):
     assert folder_of(f"{HOME}/edit/main/{path}") is None
 

@@ -107,3 +107,7 @@ def test_a_page_weighs_little_beside_the_themes_files(html, look, site, path):
     files = [html / url.removeprefix(site) for url in own if not theme.search(url)]
     assert html / path in files
     assert sum(file.stat().st_size for file in files) < MOST_BYTES
+
+
+def test_no_page_is_heavy_in_itself(html):
+    assert max(path.stat().st_size for path in pages_of(html)) < MOST_BYTES

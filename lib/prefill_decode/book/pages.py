@@ -24,7 +24,7 @@ def claims_table(
     project: Project, records: Sequence[Record], link: str | None = None, slug: str | None = None
 ) -> str:
     """Every claim and its verdict on every recorded machine, SLUG's first; titles link to
-    LINK/CHAPTER.ipynb."""
+    LINK, in which {} stands for the chapter."""
     machines = machine_names(records, slug)
     verdicts = {(r["claim"], r["machine"]["slug"]): r["verdict"]["outcome"] for r in records}
     rows = []
@@ -32,7 +32,7 @@ def claims_table(
         outcomes = [verdicts.get((chapter, slug)) for slug in machines]
         cells = [f"{SIGNS[outcome]} {outcome}" if outcome else "not run" for outcome in outcomes]
         title = project.title(chapter)
-        rows.append([f"[{title}]({link}/{chapter}.ipynb)" if link else title, *cells])
+        rows.append([f"[{title}]({link.format(chapter)})" if link else title, *cells])
     return table(["claim", *machines.values()], rows)
 
 
@@ -178,7 +178,7 @@ def fill(template: str, parts: Mapping[str, str]) -> str:
 def refresh_readme(project: Project, records: Sequence[Record], readme: Path) -> None:
     """Rewrite the README's claims table and the figure it shows from the records."""
     text = readme.read_text(encoding="utf-8")
-    rows = claims_table(project, records, "notebooks")
+    rows = claims_table(project, records, "notebooks/{}.ipynb")
     pattern = r"(?s)(<!-- claims -->).*?(<!-- end of claims -->)"
     filled, count = re.subn(pattern, lambda found: f"{found[1]}\n{rows}\n{found[2]}", text)
     if count != 1:

@@ -1,5 +1,8 @@
 """Results pages: every claim on every machine side by side, and run after run.
 
+Each chapter has a page for its machines and one for its history, so that a page does not grow with
+the book; two pages above them have a row for each chapter.
+
 A difference between machines is called surprising where their intervals do not overlap. That is a
 screen and no proof: an interval covers the median of one run, and another hour's run moves further
 than it says. The page on trust shows by how much."""
@@ -12,7 +15,7 @@ from html import escape
 from pathlib import Path
 
 from prefill_decode.book.project import Project
-from prefill_decode.book.surprises import findings
+from prefill_decode.book.surprises import findings, findings_by_claim, no_findings
 from prefill_decode.plots.history_figures import (
     LEAST_RUNS,
     MOST_RUNS,
@@ -37,11 +40,30 @@ from prefill_decode.plots.tables import (
 )
 from prefill_decode.results import STEP_PREFIXES, Record, Run, interval_of, run_of
 
+MACHINES_FOLDER, HISTORY_FOLDER = "results_by_machine", "history"  # below book/
 TABLE_RUNS = 10
-LARGEST_PAGE_BYTES = 400_000  # of Markdown; tables and the theme's frame add up to 100 kB
+LARGEST_HISTORY_BYTES = 350_000  # of Markdown; tables and the theme's frame add up to 100 kB
 FEWER_RUNS = (MOST_RUNS, 30, 15, 8)
 STEP_QUANTITIES = dict(
     zip(STEP_PREFIXES, ("Share of the possible, by step", "Time, by step"), strict=True)
+)
+
+
+MACHINES_LEGEND = (
+    "A point is the median with its interval, the blue line what the claim expects on that "
+    "machine, the dashed one what its strongest rival expects, and the shade the claim's side. "
+    "Each machine has lines of its own, because expectations are computed from ceilings measured "
+    "there."
+)
+SIMULATED_LEGEND = (
+    "A point is the median with its interval, the blue line what the claim expects, the dashed one "
+    "what its strongest rival expects, and the shade the claim's side. The numbers are simulated "
+    "for data-sheet hardware; the machines only computed them."
+)
+HISTORY_LEGEND = (
+    "A point is the median of a run with its interval; the band is the baseline, where there is "
+    "one. The marks below are the verdicts; where runs stand too close, some ✓ are left out. A "
+    "dotted line says that the parameters changed."
 )
 
 
@@ -82,24 +104,51 @@ def with_records(runs: Sequence[Run], records: Sequence[Record]) -> list[Run]:
     return [*runs, *(run for run in map(run_of, records) if run.run_id not in known)]
 
 
-def results_page(
+def write_results_pages(
+    book: Path,
     chapters: Sequence[Chapter],
+    records: Sequence[Record],
+    runs: Sequence[Run],
+    pinned: Sequence[Run],
+    slug: str,
+    committed: set[tuple[str, str]] | None = None,
+) -> None:
+    """Both pages of every chapter, below the folder BOOK."""
+    for folder in (MACHINES_FOLDER, HISTORY_FOLDER):
+        (book / folder).mkdir()
+    for chapter in chapters:
+        machines = machines_page(chapter, records, slug, committed)
+        (book / MACHINES_FOLDER / f"{chapter.name}.md").write_text(machines, encoding="utf-8")
+        past = history_page(chapter, runs, pinned, slug)
+        (book / HISTORY_FOLDER / f"{chapter.name}.md").write_text(past, encoding="utf-8")
+
+
+def machines_page(
+    chapter: Chapter,
     records: Sequence[Record],
     slug: str,
     committed: set[tuple[str, str]] | None = None,
 ) -> str:
-    """Every chapter's machines: a figure, what is surprising on this one, and every number."""
-    lines = []
-    for chapter in chapters:
-        mine = [record for record in records if record["claim"] == chapter.name]
-        lines.append(f"(machines-{chapter.name})=\n## {chapter.title}\n")
-        runs = in_order([run_of(record) for record in mine], slug)
-        lines += machines_section(runs, slug, committed) if mine else ["Not run yet.\n"]
-        order = {run.machine["slug"]: place for place, run in enumerate(runs)}
-        names = labels(runs, slug)
-        for record in sorted(mine, key=lambda record: order[record["machine"]["slug"]]):
-            lines.append(_record_section(record, names[record["machine"]["slug"]]))
+    """One chapter's machines: a figure, what is surprising on this one, and every number."""
+    mine = [record for record in records if record["claim"] == chapter.name]
+    runs = in_order([run_of(record) for record in mine], slug)
+    legend = SIMULATED_LEGEND if runs and runs[0].is_simulated else MACHINES_LEGEND
+    lines = [
+        f"(machines-{chapter.name})=\n# By machine: {chapter.title}\n",
+        f"{_chapter_link(chapter)} on every machine that has a record of it. {legend} "
+        f"The same numbers [run after run](../{HISTORY_FOLDER}/{chapter.name}"
+        f".md); [all chapters by machine](../{MACHINES_FOLDER}.md).\n",
+    ]
+    lines += machines_section(runs, slug, committed) if mine else ["Not run yet.\n"]
+    order = {run.machine["slug"]: place for place, run in enumerate(runs)}
+    names = labels(runs, slug)
+    for record in sorted(mine, key=lambda record: order[record["machine"]["slug"]]):
+        lines.append(_record_section(record, names[record["machine"]["slug"]]))
     return "\n".join(lines)
+
+
+def _chapter_link(chapter: Chapter) -> str:
+    return f"[{chapter.title}](../../notebooks/{chapter.name}.ipynb)"
 
 
 def machines_section(
@@ -131,31 +180,71 @@ def surprises(runs: Sequence[Run], slug: str) -> str:
     return _no_surprise(mine, others)
 
 
-def history_page(
-    chapters: Sequence[Chapter], runs: Sequence[Run], pinned: Sequence[Run], slug: str
-) -> str:
-    """Every chapter's runs on every machine, with fewer of them where the page would be large."""
-    page = ""
+def surprising_here(chapters: Sequence[Chapter], records: Sequence[Record], slug: str) -> str:
+    """Where this machine stands apart from all others: a point for each chapter, or a sentence."""
+    found = findings_by_claim([chapter.name for chapter in chapters], records, slug)
+    points = [
+        f"- [{chapter.title}]({MACHINES_FOLDER}/{chapter.name}.md): {plain('; '.join(clauses))}."
+        for chapter in chapters
+        if (clauses := found.get(chapter.name))
+    ]
+    return "\n".join(points) or f"{no_findings(found).capitalize()}."
+
+
+def history_overview(chapters: Sequence[Chapter], runs: Sequence[Run], slug: str) -> str:
+    """The verdicts of every chapter's last runs on every machine, oldest first."""
+    titles = labels(runs, slug)
+    slugs = [run.machine["slug"] for run in in_order(runs, slug)]
+    rows = [
+        [
+            f"[{chapter.title}]({HISTORY_FOLDER}/{chapter.name}.md)",
+            *(_last_verdicts(_runs_on(runs, chapter, each)) for each in slugs),
+        ]
+        for chapter in chapters
+    ]
+    return table(["claim", *(_heading(titles[each]) for each in slugs)], rows)
+
+
+def _runs_on(runs: Sequence[Run], chapter: Chapter, slug: str) -> list[Run]:
+    """One chapter's on one machine, oldest first."""
+    own = [run for run in runs if (run.claim, run.machine["slug"]) == (chapter.name, slug)]
+    return sorted(own, key=lambda run: run.date)
+
+
+def _last_verdicts(runs: Sequence[Run]) -> str:
+    marks = "".join(SIGNS[run.outcome] for run in runs[-TABLE_RUNS:])
+    return f"{'… ' if len(runs) > TABLE_RUNS else ''}{marks}" if runs else "not run"
+
+
+def history_page(chapter: Chapter, runs: Sequence[Run], pinned: Sequence[Run], slug: str) -> str:
+    """One chapter's runs on every machine, with fewer of them where the page would be large."""
+    opening = (
+        f"(history-{chapter.name})=\n# History: {chapter.title}\n\n"
+        f"{_chapter_link(chapter)} run after run, oldest on the left. {HISTORY_LEGEND} The newest "
+        f"runs [machine by machine](../{MACHINES_FOLDER}/{chapter.name}.md); "
+        f"[all histories](../{HISTORY_FOLDER}.md).\n\n"
+    )
+    text = ""
     for most in FEWER_RUNS:
-        page = "\n".join(_history_chapter(each, runs, pinned, slug, most) for each in chapters)
-        if len(page.encode()) <= LARGEST_PAGE_BYTES:
+        text = _histories_by_machine(chapter, runs, pinned, slug, most)
+        if len(text.encode()) <= LARGEST_HISTORY_BYTES:
             break
-    return page
+    return opening + (text or "Not run yet.\n")
 
 
-def _history_chapter(
+def _histories_by_machine(
     chapter: Chapter, runs: Sequence[Run], pinned: Sequence[Run], slug: str, most: int
 ) -> str:
     mine = [run for run in runs if run.claim == chapter.name]
-    lines = [f"(history-{chapter.name})=\n## {chapter.title}\n"]
     names = labels(mine, slug)
+    lines = []
     for newest in in_order(mine, slug):
         here = newest.machine["slug"]
-        own = [run for run in mine if run.machine["slug"] == here]
-        base = [r for r in pinned if r.claim == chapter.name and r.machine["slug"] == here]
-        lines.append(f"### {_heading(names[here])}\n")
-        lines += history_section(own, base, most)
-    return "\n".join(lines if mine else [*lines, "Not run yet.\n"])
+        lines.append(f"## {_heading(names[here])}\n")
+        lines += history_section(
+            _runs_on(runs, chapter, here), _runs_on(pinned, chapter, here), most
+        )
+    return "\n".join(lines)
 
 
 def history_section(runs: Sequence[Run], pinned: Sequence[Run], most: int = MOST_RUNS) -> list[str]:
@@ -268,7 +357,7 @@ def _record_section(record: Record, label: str) -> str:
     ]
     verdict, model = record["verdict"], record["model"]
     return (
-        f"### {_heading(label)}\n\n"
+        f"## {_heading(label)}\n\n"
         f"{SIGNS[verdict['outcome']]} **{verdict['outcome']}**: {plain(verdict['reason'])}.\n\n"
         f"{table(judgement_header(_seen(record)), rows)}\n\n"
         f"{record['date'][:10]}, {plain(model['name'])} in {plain(model['dtype'])}"

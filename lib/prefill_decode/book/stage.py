@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import yaml
@@ -33,12 +34,15 @@ from prefill_decode.book.pages import (
 from prefill_decode.book.part_pages import part_tables
 from prefill_decode.book.project import Project, read_notebook, read_yaml
 from prefill_decode.book.results_pages import (
+    HISTORY_FOLDER,
+    MACHINES_FOLDER,
     chapters_of,
     committed_records,
-    history_page,
+    history_overview,
     problems_note,
-    results_page,
+    surprising_here,
     with_records,
+    write_results_pages,
 )
 from prefill_decode.book.run import check_outputs
 from prefill_decode.book.site_address import site_address
@@ -81,7 +85,8 @@ def stage(
     url = repository_url or original_url
     config["repository"]["url"] = url
     (source / "_config.yml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    shutil.copy(project.root / "_toc.yml", source)
+    contents = yaml.safe_dump(_contents(project), sort_keys=False, allow_unicode=True)
+    (source / "_toc.yml").write_text(contents, encoding="utf-8")
     shutil.copytree(
         project.root / "book", source / "book", ignore=shutil.ignore_patterns("results")
     )
@@ -101,7 +106,7 @@ def stage(
         for cell in published.cells:
             cell.source = cell.source.replace(original_url, url)
         nbformat.write(published, source / "notebooks" / f"{chapter}.ipynb")
-    parts = _parts(project, records, slug) | {
+    parts = _parts(project, records, slug, source / "book") | {
         "status": status_page(project, runs, records, slug),
         "repository": url,
     }
@@ -113,10 +118,23 @@ def stage(
     return source
 
 
-def _parts(project: Project, records: Sequence[Record], slug: str) -> dict[str, str]:
-    """What the pages show, by the names that they ask for."""
+def _contents(project: Project) -> dict[str, Any]:
+    """_toc.yml with the chapters' own pages below the two on results. The menu calls them as the
+    chapters: what they are of stands above them there."""
+    contents = read_yaml(project.root / "_toc.yml")
+    for entry in (entry for part in contents["parts"] for entry in part["chapters"]):
+        if entry["file"] in (f"book/{MACHINES_FOLDER}", f"book/{HISTORY_FOLDER}"):
+            entry["sections"] = [
+                {"file": f"{entry['file']}/{chapter.name}", "title": chapter.title}
+                for chapter in chapters_of(project)
+            ]
+    return contents
+
+
+def _parts(project: Project, records: Sequence[Record], slug: str, book: Path) -> dict[str, str]:
+    """What the pages show, by the names that they ask for; some have pages below them in BOOK."""
     return {
-        "claims": folding_words(claims_table(project, records, "../notebooks", slug)),
+        "claims": folding_words(claims_table(project, records, "../notebooks/{}.ipynb", slug)),
         "machine-marks": machine_marks(records),
         "asymmetry": asymmetry(records, slug),
         "atlas-short": atlas_table(32),
@@ -128,7 +146,7 @@ def _parts(project: Project, records: Sequence[Record], slug: str) -> dict[str, 
         **part_tables(project, records, slug),
         **decision_parts(),
         **held_parts(project.chapters(), records),
-        **_results_parts(project, records, slug),
+        **_results_parts(project, records, slug, book),
     }
 
 
@@ -146,17 +164,24 @@ def _link_terms_of_cells(notebook: nbformat.NotebookNode, terms: Sequence[Term])
             cell.source = link_terms(cell.source, terms, linked)
 
 
-def _results_parts(project: Project, records: Sequence[Record], slug: str) -> dict[str, str]:
-    """What the pages on results show; a file that is unusable is named on the page."""
+def _results_parts(
+    project: Project, records: Sequence[Record], slug: str, book: Path
+) -> dict[str, str]:
+    """What the pages on results show, once each chapter's own are written into BOOK; a file that is
+    unusable is named on the page."""
     chapters = chapters_of(project)
     kept, unusable = history(project.results)
     pinned, unusable_pinned = baselines(project.results)
     runs = with_records(kept, records)  # a record made elsewhere may come without its history
     problems = [each.replace(str(project.results), "results") for each in unusable]
     problems += [each.replace(str(project.results), "results") for each in unusable_pinned]
+    committed = committed_records(project.root)
+    write_results_pages(book, chapters, records, runs, pinned, slug, committed)
+    by_machine = claims_table(project, records, f"{MACHINES_FOLDER}/{{}}.md", slug)
     return {
-        "results": results_page(chapters, records, slug, committed_records(project.root)),
-        "history": history_page(chapters, runs, pinned, slug),
+        "by-machine": folding_words(by_machine),
+        "surprising-here": surprising_here(chapters, records, slug),
+        "histories": history_overview(chapters, runs, slug),
         "history-problems": problems_note(problems),
         **trust_parts(project.results, slug),
     }

@@ -36,6 +36,23 @@ def findings(runs: Sequence[Run], slug: str) -> list[str]:
     return clauses
 
 
+def findings_by_claim(
+    claims: Sequence[str], records: Sequence[Record], slug: str
+) -> dict[str, list[str]]:
+    """Of each claim that both SLUG and another machine have a record of: what lies apart."""
+    found = {}
+    for claim in claims:
+        runs = [run_of(record) for record in records if record["claim"] == claim]
+        if all(ours_and_theirs(runs, slug)):
+            found[claim] = findings(runs, slug)
+    return found
+
+
+def no_findings(found: Mapping[str, Sequence[str]]) -> str:
+    """What to say where `findings_by_claim` found nothing."""
+    return NOTHING if found else NOBODY
+
+
 def surprise_lines(
     chapters: Sequence[str], records: Sequence[Record], slug: str, others: Sequence[Record]
 ) -> list[str]:
@@ -43,15 +60,9 @@ def surprise_lines(
     made elsewhere, or one that says that there is none."""
     mine = [record for record in records if record["machine"]["slug"] == slug]
     elsewhere = [record for record in others if record["machine"]["slug"] != slug]
-    lines, compared = [], False
-    for chapter in chapters:
-        ours, theirs = (
-            [run_of(record) for record in each if record["claim"] == chapter]
-            for each in (mine, elsewhere)
-        )
-        compared = compared or bool(ours and theirs)
-        lines += [f"  ! {chapter}: {clause}" for clause in findings([*ours, *theirs], slug)]
-    return lines or [f"  {NOTHING if compared else NOBODY}"]
+    found = findings_by_claim(chapters, [*mine, *elsewhere], slug)
+    lines = [f"  ! {chapter}: {clause}" for chapter in found for clause in found[chapter]]
+    return lines or [f"  {no_findings(found)}"]
 
 
 def ours_and_theirs(runs: Sequence[Run], slug: str) -> tuple[Run | None, list[Run]]:
