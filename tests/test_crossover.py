@@ -9,11 +9,13 @@ from prefill_decode.crossover import (
     crossover_sequences,
     least_times_s,
     predicted_crossover,
+    swept_crossover,
     telling_batch_sizes,
     throughput_gain,
     throughput_gain_in_rounds,
 )
-from prefill_decode.hardware import Hardware
+from prefill_decode.crossover_atlas import crossovers
+from prefill_decode.hardware import Hardware, accelerator
 from prefill_decode.hf_config import get
 from prefill_decode.model_spec import ModelSpec
 from prefill_decode.roofline import step_work
@@ -98,9 +100,72 @@ def test_the_largest_telling_batch_is_four_times_the_crossover(
     assert sizes[0] == 1
     assert all(b == 2 * a for a, b in pairwise(sizes[1:]))
     least_s = least_times_s(model, sizes, context_tokens, hardware)
-    predicted = predicted_crossover(model, context_tokens, hardware)
-    assert crossover_sequences(least_s) == pytest.approx(predicted)
-    assert sizes[-1] == 64 or 4 * predicted <= sizes[-1] < 16 * predicted
+    seen = crossover_sequences(least_s)
+    assert seen == swept_crossover(model, sizes[-1], context_tokens, hardware)
+    assert sizes[-1] == 64 or 4 * seen <= sizes[-1] < 16 * seen
+
+
+MIXTURES = ["gpt-oss-20b", "mixtral-8x7b", "deepseek-v3"]
+
+
+def awake_by_hand(num_experts: int, used: int, batch: int) -> float:
+    """Expected distinct experts of so many even and independent choices."""
+    return num_experts * (1 - (1 - used / num_experts) ** batch)
+
+
+@pytest.mark.parametrize("ridge", [3.0, 300.0])
+def test_a_mixtures_crossover_is_where_its_products_turn_compute_bound_for_good(
+    ridge: float,
+) -> None:
+    """By hand for Mixtral at next to no context: 8 experts of 3 x 4096 x 14336 in 32 layers, of
+    which a token uses two. 2 FLOP for each weight that it uses, 2 bytes for each that is read."""
+    model = get("mixtral-8x7b").with_dtype("bfloat16")
+    hardware = Hardware("test", "bfloat16", ridge * 1e12, 1e12, "made up")
+    expert = 32 * 3 * 4096 * 14336
+    beside = 32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 4096 * 8) + 32000 * 4096
+
+    def pays_for_itself(batch: int) -> bool:
+        read = beside + awake_by_hand(8, 2, batch) * expert
+        return batch * 2 * (beside + 2 * expert) / ridge >= 2 * read
+
+    by_hand = [pays_for_itself(batch) for batch in range(1, 4096)]
+    turns = by_hand.index(True)  # the batch before it
+    assert all(by_hand[turns:])
+    crossover = predicted_crossover(model, 0, hardware)
+    assert turns * 0.99 <= crossover <= (turns + 1) * 1.01
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("context_tokens", [32, 2048, 8192])
+def test_a_mixtures_crossover_lies_between_one_tokens_experts_and_all(
+    name: str, context_tokens: int
+) -> None:
+    model = get(name).with_dtype("bfloat16")
+    hardware = accelerator("H100 SXM").at("bfloat16")
+    first, last = crossovers(model, context_tokens, hardware)
+    crossover = predicted_crossover(model, context_tokens, hardware)
+    assert first < 0.5 * last < crossover <= last
+    low = Hardware("test", "bfloat16", 2e12, 1e12, "made up")  # it turns while experts still wake
+    first, last = crossovers(model, 32, low)
+    assert first < predicted_crossover(model, 32, low) < 0.99 * last
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_sweep_of_a_mixture_goes_on_until_its_experts_are_awake(name: str) -> None:
+    """Else its last sequences seem to cost the experts that they wake: deepseek-v3's crossover
+    would be 8 sequences at 2048 tokens, where the batch that wakes all has it at 3,418."""
+    model = get(name).with_dtype("bfloat16")
+    hardware = accelerator("H100 SXM").at("bfloat16")
+    largest = telling_batch_sizes(model, 2048, hardware)[-1]
+    first, last = crossovers(model, 2048, hardware)
+    assert 4 * last <= largest < 8 * last
+    assert swept_crossover(model, largest, 2048, hardware) == pytest.approx(first, rel=0.02)
+
+
+def test_a_dense_model_has_one_crossover() -> None:
+    model, hardware = get("llama-3.1-8b"), accelerator("H100 SXM").at("bfloat16")
+    crossover = predicted_crossover(model, 2048, hardware)
+    assert crossovers(model, 2048, hardware) == pytest.approx((crossover, crossover))
 
 
 def test_at_long_context_the_crossover_is_the_weights_over_one_cache() -> None:

@@ -219,34 +219,24 @@
 
   /* The batch: crossover.py and crossover_atlas.py. */
 
-  const LEAST_LARGEST = 64; // sequences
-  const TIMES_CROSSOVER = 4; // the largest batch over B*
   const ALL_AWAKE_TOKENS = 1e6; // in a step, so that every expert has some
 
-  /** B* as a sweep up to `largest` reads it: shared seconds over a sequence's own. */
-  function predictedUpTo(model, largest, contextTokens, hardware) {
-    const [one, half, whole] = [1, largest / 2, largest].map((batch) =>
-      stepLeastTimeS(stepWork(model, chunkOf(1, contextTokens, batch)), hardware),
-    );
-    return one / ((whole - half) / (largest - largest / 2));
-  }
-
-  function predictedCrossover(model, contextTokens, hardware) {
-    let largest = LEAST_LARGEST;
-    const upTo = () => predictedUpTo(model, largest, contextTokens, hardware);
-    while (largest < TIMES_CROSSOVER * upTo()) largest *= 2;
-    return upTo();
-  }
-
-  /** B* against the weights that one sequence reads, and against all experts' weights. */
-  function crossovers(model, contextTokens, hardware) {
+  /** B* against the weights that a step of so many tokens reads. */
+  function crossoverAgainst(model, awakeTokens, contextTokens, hardware) {
     const one = stepWork(model, chunkOf(1, contextTokens));
     const attentionS = leastTimeS(one.attention, hardware);
     const ownS = one.weights.flops / hardware.peak_flops_per_s + attentionS;
-    const awakeBytes = stepWork(model, chunkOf(ALL_AWAKE_TOKENS)).weights.bytes;
-    const awakeS = awakeBytes / hardware.bandwidth_bytes_per_s;
-    const sharedS = Math.max(awakeS, leastTimeS(one.weights, hardware));
-    return [stepLeastTimeS(one, hardware) / ownS, (sharedS + attentionS) / ownS];
+    const readBytes = stepWork(model, chunkOf(awakeTokens)).weights.bytes;
+    const readS = readBytes / hardware.bandwidth_bytes_per_s;
+    return (Math.max(readS, leastTimeS(one.weights, hardware)) + attentionS) / ownS;
+  }
+
+  /** The batch from which on own costs exceed what it shares: against what it wakes itself. */
+  function predictedCrossover(model, contextTokens, hardware) {
+    const against = (tokens) => crossoverAgainst(model, tokens, contextTokens, hardware);
+    let crossover = against(ALL_AWAKE_TOKENS);
+    for (let less; (less = against(Math.ceil(crossover))) < crossover; ) crossover = less;
+    return crossover;
   }
 
   /* Moving the cache: transfer_cost.py. */
@@ -345,11 +335,11 @@
     if (hardware.peak_flops_per_s === null) return UNKNOWN_BATCHING;
     const decodeS = (batch) =>
       stepLeastTimeS(stepWork(model, chunkOf(1, choice.context, batch)), hardware);
-    const [first, awake] = crossovers(model, choice.context, hardware);
+    const against = (tokens) => crossoverAgainst(model, tokens, choice.context, hardware);
     return {
-      crossover: first,
-      crossover_all_awake: awake,
-      crossover_swept: predictedCrossover(model, choice.context, hardware),
+      crossover: predictedCrossover(model, choice.context, hardware),
+      crossover_first: against(1),
+      crossover_all_awake: against(ALL_AWAKE_TOKENS),
       tokens_per_s_each: 1 / decodeS(choice.batch),
       tokens_per_s: choice.batch / decodeS(choice.batch),
       tokens_per_s_full: fit ? fit / decodeS(fit) : fit,
@@ -358,8 +348,8 @@
 
   const UNKNOWN_BATCHING = {
     crossover: null,
+    crossover_first: null,
     crossover_all_awake: null,
-    crossover_swept: null,
     tokens_per_s_each: null,
     tokens_per_s: null,
     tokens_per_s_full: null,
@@ -564,8 +554,8 @@
   }
 
   function showRange(results) {
-    const { crossover, crossover_all_awake: awake } = results.batching;
-    element("awake").hidden = crossover === null || awake <= 1.01 * crossover;
+    const { crossover_first: first, crossover_all_awake: awake } = results.batching;
+    element("awake").hidden = first === null || awake <= 1.01 * first;
   }
 
   function summary(results, choice) {

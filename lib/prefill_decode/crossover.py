@@ -10,12 +10,16 @@ read off a sweep as the time of the smallest batch over the seconds that each fu
 adds between the two largest. The same formula takes measured times and least times, so a
 prediction and its measurement are one quantity.
 
-Counts:  the own cost at large batch, whichever bound it meets there.
+Of a mixture of experts the shared cost itself grows with the batch, as experts wake. It grows more
+slowly than the batch does, so own costs catch up once and stay ahead: there lies the crossover.
+
+Counts:  the own cost at large batch, whichever bound it meets there. A sweep has the shared cost of
+         its smallest batch, which of a mixture reads few experts, and so reads less than B*.
 Ignores: how the time bends between the two ends: kernels made for some batch sizes only bend it.
 """
 
 from collections.abc import Mapping, Sequence
-from math import inf
+from math import ceil, inf
 
 from prefill_decode.hardware import Hardware
 from prefill_decode.model_spec import ModelSpec
@@ -26,6 +30,7 @@ from prefill_decode.step import Chunk
 LEAST_LARGEST = 64  # sequences
 TIMES_CROSSOVER = 4  # the largest batch over B*: both of the two largest lie beyond the bend
 NUM_DOUBLINGS = 6  # batch sizes besides 1, each twice the last
+ALL_AWAKE_TOKENS = 10**6  # in a step, so that every expert has some
 
 
 def crossover_sequences(times_s: Mapping[int, float]) -> float:
@@ -89,20 +94,48 @@ def telling_batch_sizes(model: ModelSpec, context_tokens: int, hardware: Hardwar
     The two largest then lie beyond the bend, and "it grows for ever" differs from B* fourfold.
     """
     largest = LEAST_LARGEST
-    while largest < TIMES_CROSSOVER * _predicted(model, largest, context_tokens, hardware):
+    while not reaches_beyond(model, largest, context_tokens, hardware):
         largest *= 2
     return [1, *(largest >> halvings for halvings in reversed(range(NUM_DOUBLINGS)))]
 
 
-def predicted_crossover(model: ModelSpec, context_tokens: int, hardware: Hardware) -> float:
-    """B* of least times, from the same batch sizes as a measured sweep."""
-    largest = telling_batch_sizes(model, context_tokens, hardware)[-1]
-    return _predicted(model, largest, context_tokens, hardware)
+def reaches_beyond(model: ModelSpec, largest: int, context_tokens: int, hardware: Hardware) -> bool:
+    """Whether a sweep up to `largest` ends at four crossovers or more, both as the sweep itself
+    reads B* and as the model has it: experts that still wake make a sweep read too little."""
+    seen = swept_crossover(model, largest, context_tokens, hardware)
+    least = TIMES_CROSSOVER * max(seen, predicted_crossover(model, context_tokens, hardware))
+    return largest >= least
 
 
-def _predicted(model: ModelSpec, largest: int, context_tokens: int, hardware: Hardware) -> float:
-    sizes = [1, largest // 2, largest]
+def swept_crossover(
+    model: ModelSpec, largest: int, context_tokens: int, hardware: Hardware
+) -> float:
+    """B* of least times as a sweep up to `largest` sequences reads it."""
+    sizes = (1, largest // 2, largest)
     return crossover_sequences(least_times_s(model, sizes, context_tokens, hardware))
+
+
+def predicted_crossover(model: ModelSpec, context_tokens: int, hardware: Hardware) -> float:
+    """B* of least times: the batch whose own costs equal what it shares, and from which on they
+    exceed it. Of a mixture, what it shares are the experts that just so many sequences wake."""
+    crossover = crossover_against(model, ALL_AWAKE_TOKENS, context_tokens, hardware)
+    while (less := crossover_against(model, ceil(crossover), context_tokens, hardware)) < crossover:
+        crossover = less
+    return crossover
+
+
+def crossover_against(
+    model: ModelSpec, awake_tokens: int, context_tokens: int, hardware: Hardware
+) -> float:
+    """B* against the weights that a step of `awake_tokens` reads, with endless batches' own cost.
+
+    Of a dense model every step reads the same."""
+    one = step_work(model, [Chunk(1, context_tokens)])
+    attention_s = one.attention.least_time_s(hardware)
+    own_s = one.weights.flops / hardware.peak_flops_per_s + attention_s
+    read_bytes = step_work(model, [Chunk(awake_tokens)]).weights.bytes
+    shared_s = max(read_bytes / hardware.bandwidth_bytes_per_s, one.weights.least_time_s(hardware))
+    return (shared_s + attention_s) / own_s
 
 
 def _rounds(times_s: Mapping[int, Sequence[float]]) -> list[dict[int, float]]:

@@ -18,13 +18,11 @@ from dataclasses import dataclass
 from math import ceil
 
 from prefill_decode.capacity import sequences_that_fit
+from prefill_decode.crossover import ALL_AWAKE_TOKENS, crossover_against
 from prefill_decode.hardware import Accelerator, Hardware
 from prefill_decode.model_spec import ModelSpec
-from prefill_decode.roofline import step_work
-from prefill_decode.step import Chunk
 
 DTYPE = "bfloat16"
-ALL_AWAKE_TOKENS = 10**6  # in a step, so that every expert has some
 
 
 @dataclass(frozen=True)
@@ -63,13 +61,12 @@ def entry(model: ModelSpec, accelerator: Accelerator, context_tokens: int) -> En
 def crossovers(model: ModelSpec, context_tokens: int, hardware: Hardware) -> tuple[float, float]:
     """B* against the weights that one sequence reads, and against all experts' weights.
 
-    Both are the same for a dense model."""
-    one = step_work(model, [Chunk(1, context_tokens)])
-    attention_s = one.attention.least_time_s(hardware)
-    own_s = one.weights.flops / hardware.peak_flops_per_s + attention_s
-    awake_bytes = step_work(model, [Chunk(ALL_AWAKE_TOKENS)]).weights.bytes
-    shared_s = max(awake_bytes / hardware.bandwidth_bytes_per_s, one.weights.least_time_s(hardware))
-    return one.least_time_s(hardware) / own_s, (shared_s + attention_s) / own_s
+    Both are the same for a dense model. `predicted_crossover` lies between."""
+    first, last = (
+        crossover_against(model, tokens, context_tokens, hardware)
+        for tokens in (1, ALL_AWAKE_TOKENS)
+    )
+    return first, last
 
 
 def atlas(

@@ -15,14 +15,18 @@ from itertools import count
 from math import log
 from statistics import mean, median
 
-from prefill_decode.crossover import crossover_seen, crossover_sequences, least_times_s
+from prefill_decode.crossover import (
+    crossover_seen,
+    least_times_s,
+    reaches_beyond,
+    swept_crossover,
+)
 from prefill_decode.hardware import Hardware
 from prefill_decode.model_spec import MOST_LAYERS, ModelSpec
 from prefill_decode.roofline import StepWork, step_work
 from prefill_decode.statistics import Interval, median_interval
 from prefill_decode.step import Chunk
 
-TIMES_CROSSOVER = 4  # the largest batch over B*, so that half of it lies beyond B*, too
 LEAST_LARGEST = 8  # sequences
 VOCABULARY = 1024  # of every shape, so that the output matrix is a small part of the weights
 
@@ -38,16 +42,18 @@ class Sweep:
 
     @property
     def batch_sizes(self) -> tuple[int, int, int]:
-        """One sequence, half of the largest batch, the largest: a multiple of 4, some 4 B*."""
+        """One sequence, half of the largest batch, the largest: a multiple of 4, some 4 B*, so that
+        half of it lies beyond B*, too."""
         largest = LEAST_LARGEST
-        while largest < TIMES_CROSSOVER * self._predicted(largest):
+        while not reaches_beyond(self.model, largest, self.context_tokens, self.hardware):
             largest += max(4, largest // 32 * 4)
         return 1, largest // 2, largest
 
     @property
     def predicted(self) -> float:
         """B* of least times, in sequences, from the same batch sizes as the measured one."""
-        return self._predicted(self.batch_sizes[-1])
+        largest = self.batch_sizes[-1]
+        return swept_crossover(self.model, largest, self.context_tokens, self.hardware)
 
     @property
     def least_s(self) -> dict[int, float]:
@@ -72,12 +78,6 @@ class Sweep:
         steps = self.steps
         rounds = zip(*(times_s(name) for name in steps.values()), strict=True)
         return [crossover_seen(dict(zip(steps, times, strict=True))) for times in rounds]
-
-    def _predicted(self, largest: int) -> float:
-        sizes = (1, largest // 2, largest)
-        return crossover_sequences(
-            least_times_s(self.model, sizes, self.context_tokens, self.hardware)
-        )
 
 
 def plan_sweeps(

@@ -93,9 +93,9 @@ def hardware_of(choice, row):
 def batching_of(model, context, hardware):
     first, awake = crossovers(model, context, hardware)
     return {
-        "crossover": first,
+        "crossover": predicted_crossover(model, context, hardware),
+        "crossover_first": first,
         "crossover_all_awake": awake,
-        "crossover_swept": predicted_crossover(model, context, hardware),
     }
 
 
@@ -165,7 +165,7 @@ def expected(choice, model=None, row=None):
     hardware = hardware_of(choice, row)
     capacity = choice.devices * row.capacity_bytes
     fit = sequences_that_fit(model, capacity, choice.context)
-    rates = ("crossover", "crossover_all_awake", "crossover_swept")
+    rates = ("crossover", "crossover_first", "crossover_all_awake")
     rates += ("tokens_per_s_each", "tokens_per_s", "tokens_per_s_full")
     batching = dict.fromkeys(rates)
     if hardware is not None:
@@ -578,7 +578,7 @@ def test_a_worked_row_opens_as_that_choice_and_says_the_same(open_page):
     row.locator("a").click()
     page.wait_for_url("**model=gpt-oss-20b**")
     keys = ("prefill.least_s", "decode.least_s", "memory.kv_bytes_per_token")
-    keys += ("memory.sequences_that_fit", "batching.crossover_swept")
+    keys += ("memory.sequences_that_fit", "batching.crossover")
     keys += ("moving.break_even_bytes_per_s",)
     texts = {key: text for key, _, text, _ in shown(page)}
     assert [texts[key] for key in keys] == cells
