@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from prefill_decode import cli, hf_config
 from prefill_decode.certify import (
+    Certificate,
     Setting,
     certify_tokens_per_s,
     certify_tpot,
@@ -188,6 +189,32 @@ def test_no_claim_from_one_percent_below_the_floor_is_ever_forbidden(
     given_shape["batch"] = None
     sought = certify_tokens_per_s(model, row, rate, **given_shape)
     assert sought.permitted or batch > (sought.setting.largest_batch or batch)
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "gpt-oss-20b", "deepseek-v3"])
+def test_a_mixtures_floor_may_have_one_tokens_experts_and_names_what_an_even_choice_reads(name):
+    """The calculator's floor and the book's prediction count the even choice, sequence by
+    sequence; a verdict does not, because all tokens may choose alike."""
+    model = hf_config.get(name).with_dtype("bfloat16")
+    hardware = Setting(model, H100, Chunk(1)).hardware
+    for batch, tokens in [(1, 1), (16, 1), (512, 1), (1, 300), (3, 40)]:
+        listed = step_work(model, [Chunk(tokens, 100)] * batch).total
+        found = Certificate(Setting(model, H100, Chunk(tokens, 100)), "ttft_s", batch, 1.0)
+        assert found.evenly_routed_floor_s == pytest.approx(listed.least_time_s(hardware))
+        assert (found.evenly_routed_floor_s > found.floor_s) == (batch * tokens > 1)
+    between_s = (certify_tpot(model, H100, 1.0, batch=16).floor_s * 1.01, 1e3)
+    remarks = [
+        "only where its tokens choose the same few experts"
+        in report(certify_tpot(model, H100, time_s, batch=16))
+        for time_s in between_s
+    ]
+    assert remarks == [True, False]
+
+
+def test_a_dense_model_is_routed_evenly_whatever_happens():
+    found = certify_tpot(LLAMA_8B, H100, 1.0, batch=16, context_tokens=100)
+    assert found.evenly_routed_floor_s == found.floor_s
+    assert "routed evenly" not in report(found)
 
 
 def test_an_engine_that_skips_the_last_layer_of_a_prefill_is_not_forbidden(tiny_model):

@@ -6,7 +6,8 @@ of the two at the data sheet's ceilings, even if they overlap perfectly. A figur
 is forbidden. A permitted one is not thereby true.
 
 Counts:  one step of the whole batch, `roofline.step_work`; of a mixture of experts only those that
-         one token reads, because others need not differ. N devices have N times both ceilings.
+         one token reads, because others need not differ. What the step reads if they choose evenly,
+         which is the book's prediction, is named beside it. N devices have N times both ceilings.
 Ignores: communication, launches, norms, sampling, queueing: they only make a figure worse.
 Errs:    towards "permitted". Before it forbids it takes off what chips could keep on them between
          steps, what the last layer of a prefill need not compute, and the rounding of printed
@@ -79,6 +80,12 @@ class Setting:
         flops = batch * step_work(self.model, [self.chunk]).total.flops
         return Work(flops, self.weight_bytes + batch * self.kv_bytes_per_sequence)
 
+    def evenly_routed_work(self, batch: int) -> Work:
+        """The same with the experts that so many tokens wake if they choose evenly."""
+        tokens = batch * self.chunk.new_tokens
+        weight_bytes = step_work(self.model, [Chunk(tokens)]).weights.bytes
+        return Work(self.work(batch).flops, weight_bytes + batch * self.kv_bytes_per_sequence)
+
     def needed_bytes(self, batch: int) -> float:
         """Stored weights and KV cache; activations are ignored."""
         return self.model.weight_bytes + batch * self.kv_bytes_per_sequence
@@ -127,6 +134,12 @@ class Certificate:
     @property
     def floor_s(self) -> float:
         return floor_s(self.setting, self.batch)
+
+    @property
+    def evenly_routed_floor_s(self) -> float:
+        """The floor of tokens that choose their experts evenly; of a dense model, the floor."""
+        work = self.setting.evenly_routed_work(self.batch)
+        return work.least_time_s(self.setting.hardware)
 
     @property
     def least_s(self) -> float:
@@ -185,6 +198,7 @@ class Certificate:
             "memory_floor_s": self.memory_s,
             "compute_floor_s": self.compute_s,
             "floor_s": self.floor_s,
+            "evenly_routed_floor_s": self.evenly_routed_floor_s,
             "least_s": self.least_s,
             self.kind: self.claimed,
             "claimed_step_s": self.claimed_s,
@@ -368,6 +382,7 @@ def _arithmetic(certificate: Certificate) -> list[str]:
             f"{format_seconds(certificate.compute_s)}",
         ),
         ("floor", format_seconds(certificate.floor_s), "the longer, however well they overlap"),
+        *_evenly_routed(certificate),
         (
             "at the very least",
             format_seconds(certificate.least_s),
@@ -378,6 +393,13 @@ def _arithmetic(certificate: Certificate) -> list[str]:
         ("memory needed", format_bytes(setting.needed_bytes(certificate.batch)), _room(setting)),
     ]
     return [f"  {name:<18} {value:>12}  {how}".rstrip() for name, value, how in rows]
+
+
+def _evenly_routed(certificate: Certificate) -> list[tuple[str, str, str]]:
+    if certificate.setting.model.experts is None:
+        return []
+    floor = format_seconds(certificate.evenly_routed_floor_s)
+    return [("if routed evenly", floor, "the floor with the experts that the batch would wake")]
 
 
 def _claimed(certificate: Certificate) -> tuple[str, str]:
@@ -397,6 +419,8 @@ def _verdict(certificate: Certificate) -> list[str]:
     lines = [f"verdict: {certificate.verdict}"]
     if certificate.permitted and certificate.ratio < 1:
         lines[0] += ", below the floor but within what chips might keep or skip, and rounding"
+    elif certificate.permitted and certificate.claimed_s < certificate.evenly_routed_floor_s:
+        lines[0] += ", but only where its tokens choose the same few experts"
     if certificate.fits is False:
         lines.append("does not fit: weights and KV cache exceed the memory of the devices")
     if certificate.fits is None:
