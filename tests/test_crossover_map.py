@@ -1,5 +1,6 @@
 """The crossover map, against counts by hand and constants found by search."""
 
+from dataclasses import replace
 from math import exp, log
 from statistics import mean
 
@@ -49,6 +50,13 @@ def test_the_shapes_differ_enough_to_tell_a_prediction_from_a_constant(sweeps):
     predicted = [sweep.predicted for sweep in sweeps]
     constant = best_constant(predicted)
     assert mean_log_error(predicted, [constant] * 8) > log(1.4)
+
+
+def test_a_shape_of_a_single_kv_head_is_named_so():
+    few_heads = replace(get("laptop-254m"), num_heads=4, num_kv_heads=2)
+    names = [sweep.name for sweep in plan_sweeps(few_heads, CONTEXTS, WEIGHT_BYTES, LAPTOP)]
+    assert "1 KV head, 512 tokens, float32" in names
+    assert "4 KV heads, 512 tokens, float32" in names
 
 
 def test_every_shape_has_as_few_layers_as_make_its_weights_heavy(sweeps):

@@ -2,7 +2,13 @@ from math import nan
 
 import pytest
 
-from prefill_decode.units import format_bytes, format_seconds, format_si, format_significant
+from prefill_decode.units import (
+    counted,
+    format_bytes,
+    format_seconds,
+    format_si,
+    format_significant,
+)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +44,10 @@ def test_three_digits_are_shown_and_an_exponent_only_where_zeros_would_hide_them
 )
 def test_a_time_is_shown_in_the_unit_that_suits_it(time_s, shown):
     assert format_seconds(time_s) == shown
+
+
+def test_one_of_a_thing_is_singular():
+    assert [counted(n, "KV head") for n in (0, 1, 2)] == ["0 KV heads", "1 KV head", "2 KV heads"]
 
 
 def test_bytes_are_decimal_and_rates_carry_their_prefix():

@@ -26,6 +26,7 @@ from prefill_decode.model_spec import MOST_LAYERS, ModelSpec
 from prefill_decode.roofline import StepWork, step_work
 from prefill_decode.statistics import Interval, median_interval
 from prefill_decode.step import Chunk
+from prefill_decode.units import counted
 
 LEAST_LARGEST = 8  # sequences
 VOCABULARY = 1024  # of every shape, so that the output matrix is a small part of the weights
@@ -100,10 +101,11 @@ def plan_sweeps(
     fewer = max(h for h in range(1, heads + 1) if heads % h == 0 and 4 * h <= max(heads, 4))
     grouped, every = replace(model, num_kv_heads=fewer), replace(model, num_kv_heads=heads)
     narrow = replace(every, intermediate_size=model.hidden_size)
+    every_head = counted(heads, "KV head")
     shapes = {
-        f"{heads} KV heads, {short} tokens": (every, short),
-        f"{fewer} KV heads, {long} tokens": (grouped, long),
-        f"{heads} KV heads, {long} tokens": (every, long),
+        f"{every_head}, {short} tokens": (every, short),
+        f"{counted(fewer, 'KV head')}, {long} tokens": (grouped, long),
+        f"{every_head}, {long} tokens": (every, long),
         f"narrow MLP, {longest} tokens": (narrow, longest),
     }
     return [

@@ -29,6 +29,11 @@ def format_significant(value: float, digits: int = 3) -> str:
     return f"{value:.{decimals}f}"
 
 
+def counted(count: int, thing: str) -> str:
+    """counted(1, "KV head") is "1 KV head", counted(2, "KV head") "2 KV heads"."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
 def format_seconds(time_s: float) -> str:
     """A time in the unit that keeps it between 1 and 1000: 41.8 ms."""
     return _format_scaled(time_s, _TIME_STEPS)

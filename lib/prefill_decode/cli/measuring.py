@@ -132,6 +132,7 @@ def show_results(options: argparse.Namespace) -> int:
 def _accept(project: "Project", options: argparse.Namespace) -> int:
     """Pin the last runs on this machine, a refuted claim's too: that is a result, and is named."""
     from prefill_decode import measure, results
+    from prefill_decode.units import counted
 
     machine = measure.describe_machine(options.device)
     claims = project.chosen(options.accept)
@@ -144,7 +145,7 @@ def _accept(project: "Project", options: argparse.Namespace) -> int:
     for claim, path in zip(claims, paths, strict=True):
         runs = results.read_runs(path)
         refuted = f"; refuted: {runs[-1].reason}" if runs[-1].outcome == "refuted" else ""
-        print(f"{claim}: {len(runs)} run{'s' if len(runs) > 1 else ''} pinned{refuted}\n    {path}")
+        print(f"{claim}: {counted(len(runs), 'run')} pinned{refuted}\n    {path}")
     print("\nThe baseline moves when these files are committed and the commit is reviewed.")
     return FINE
 

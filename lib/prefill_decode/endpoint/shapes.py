@@ -33,6 +33,7 @@ from prefill_decode.endpoint.prompts import Prompts
 from prefill_decode.event_stream import StreamResult, failure_of
 from prefill_decode.measure import processor_time_s
 from prefill_decode.step import Chunk
+from prefill_decode.units import counted
 
 STUB = "stub"
 SEEN, KNOWN = "TTFT of a stub, seen", "TTFT of a stub, known"
@@ -167,8 +168,8 @@ class ShapeRunner:
             if gaps_s:
                 return answers, gaps_s
         raise RuntimeError(
-            f"{engine.name}: {_streams(streams)} of {asked} tokens, all at once, showed no gap "
-            "between two reads: close other programs, or give more output_tokens"
+            f"{engine.name}: {counted(streams, 'stream')} of {asked} tokens, all at once, showed "
+            "no gap between two reads: close other programs, or give more output_tokens"
         )
 
     async def _ask(
@@ -254,7 +255,7 @@ async def _met_as(
 
 
 def _step(name: str, streams: int, tokens: int) -> str:
-    return f"{name}: {_streams(streams)}, prompts of {tokens}"
+    return f"{name}: {counted(streams, 'stream')}, prompts of {tokens}"
 
 
 def _ttft(name: str, tokens: int) -> str:
@@ -262,8 +263,4 @@ def _ttft(name: str, tokens: int) -> str:
 
 
 def _itl(name: str, streams: int, tokens: int) -> str:
-    return f"{name}: ITL, {_streams(streams)} after {tokens}"
-
-
-def _streams(count: int) -> str:
-    return "1 stream" if count == 1 else f"{count} streams"
+    return f"{name}: ITL, {counted(streams, 'stream')} after {tokens}"

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 from prefill_decode.change import RATIO_UNIT, Answer, Better, Change
 from prefill_decode.results import STEP_PREFIXES
 from prefill_decode.statistics import Interval
-from prefill_decode.units import format_seconds, format_significant, seconds_unit
+from prefill_decode.units import counted, format_seconds, format_significant, seconds_unit
 
 Against = Literal["last", "pinned"]
 SIGNS: dict[Answer, str] = {
@@ -179,7 +179,7 @@ def _sentence(report: Report) -> str:
     else:
         says = f"of {len(told)} comparisons none is shown to be worse{_unseen(report.rows)}"
     if report.problems:
-        files = "1 file" if len(report.problems) == 1 else f"{len(report.problems)} files"
+        files = counted(len(report.problems), "file")
         says = f"{files} could not be used, so that the result cannot be trusted; {says}"
     answer = "fails" if report.failed else "passes"
     listed = f"{listed}; " if listed else ""

@@ -22,7 +22,7 @@ from prefill_decode.plots.tables import Text, format_interval_s, table
 from prefill_decode.plots.tables import closing as timer_says
 from prefill_decode.plots.words import Place, Words, place_words, uprights
 from prefill_decode.roofline import StepWork
-from prefill_decode.units import MS, format_seconds, format_significant
+from prefill_decode.units import MS, counted, format_seconds, format_significant
 
 GREEN, PURPLE = "#1f9e77", "#b05fb0"
 STACKED_HEIGHT_INCHES = 6.2  # two panels, one above the other: a phone is narrow
@@ -145,7 +145,7 @@ def shapes_table(
         (f"TTFT, prompt of {n}", [ttft[engine][n] for engine in ttft]) for n in sorted(ttft[first])
     ]
     rows += [
-        (f"ITL, {_streams(at[0])} after {at[1]}", [itl[engine][at] for engine in itl])
+        (f"ITL, {counted(at[0], 'stream')} after {at[1]}", [itl[engine][at] for engine in itl])
         for at in sorted(itl[first])
     ]
     lines = [
@@ -163,7 +163,3 @@ def shapes_table(
 def _cell(times: Timings, name: str) -> str:
     mark = " (unstable)" if times.is_unstable(name) else ""
     return f"{format_interval_s(times.time_s(name))}{mark}"
-
-
-def _streams(count: int) -> str:
-    return "1 stream" if count == 1 else f"{count} streams"

@@ -14,7 +14,7 @@ from prefill_decode.plots.words import Place, Words, place_words, uprights
 from prefill_decode.roofline import StepWork
 from prefill_decode.statistics import Interval
 from prefill_decode.step import Chunk
-from prefill_decode.units import MS, format_seconds, format_significant
+from prefill_decode.units import MS, counted, format_seconds, format_significant
 
 US = 1e-6
 
@@ -75,7 +75,9 @@ def time_against_context(
     few, many = sorted(steps)
     slopes = {heads: median(slope for _, slope in fits[heads]) for heads in (few, many)}
     ratio = format_significant(slopes[many] / slopes[few])
-    title = f"A cached token costs {ratio} times as much with {_kv_heads(many)} as with {few}"
+    title = (
+        f"A cached token costs {ratio} times as much with {counted(many, 'KV head')} as with {few}"
+    )
     spoken, labels, drawn = [], list[Words](), list[list[Place]]()
     with canvas() as figure:
         axes = figure.subplots()
@@ -85,14 +87,14 @@ def time_against_context(
             least_ms = [works[steps[heads][n]].least_time_s(hardware) / MS for n in counts]
             axes.plot(counts, least_ms, color=color)
             _points(axes, counts, measured, MS, color)
-            name = f"least, {_kv_heads(heads)}"
+            name = f"least, {counted(heads, 'KV head')}"
             labels.append(Words(name, counts[-2], least_ms[-2], color))
             drawn += [list(zip(counts, least_ms, strict=True)), *uprights(counts, measured, MS)]
             shown = _spoken(counts, [format_seconds(each.median) for each in measured])
             least = format_seconds(least_ms[-1] * MS)
             spoken.append(
-                f"With {_kv_heads(heads)}, a step by tokens held by each sequence: {shown}; at the "
-                f"last, least {least}"
+                f"With {counted(heads, 'KV head')}, a step by tokens held by each sequence: "
+                f"{shown}; at the last, least {least}"
             )
         axes.set(xlabel="tokens that each sequence holds", title=_wrapped(title))
         axes.set_ylabel("time of one step (ms)")
@@ -101,10 +103,6 @@ def time_against_context(
         axes.tick_params(axis="x", rotation=45)
         place_words(axes, labels, drawn)
         return as_figure(figure, f"{title}. " + ". ".join(spoken) + ".")
-
-
-def _kv_heads(count: int) -> str:
-    return f"{count} KV head" if count == 1 else f"{count} KV heads"
 
 
 def batches_step_by_step(schedules: Mapping[str, Sequence[Sequence[Chunk]]], slots: int) -> Figure:

@@ -17,7 +17,7 @@ from prefill_decode.plots.svg import BLUE, Figure
 from prefill_decode.plots.tables import SIGNS, format_interval, format_interval_s
 from prefill_decode.results import Run, same_host
 from prefill_decode.statistics import Interval
-from prefill_decode.units import format_significant, seconds_unit
+from prefill_decode.units import counted, format_significant, seconds_unit
 
 MOST_RUNS = 60
 LEAST_RUNS = 2  # fewer make a sentence, not a figure
@@ -90,11 +90,7 @@ def history_finding(runs: Sequence[Run], name: str, pinned: Sequence[Run] = ()) 
     many runs are left out because another host timed them."""
     left_out = sum(name in run.quantities for run in runs) - len(holding(runs, name))
     finding = _finding(runs, name, pinned)
-    return f"{finding}; {_runs(left_out)} on other hosts left out" if left_out else finding
-
-
-def _runs(count: int) -> str:
-    return "1 run" if count == 1 else f"{count} runs"
+    return f"{finding}; {counted(left_out, 'run')} on other hosts left out" if left_out else finding
 
 
 def _finding(runs: Sequence[Run], name: str, pinned: Sequence[Run]) -> str:
