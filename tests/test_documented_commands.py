@@ -40,6 +40,15 @@ def test_the_readme_names_every_verb():
     assert set(verbs) <= named
 
 
+def test_how_to_run_it_has_the_book_of_one_chapter_and_the_beginning_of_another():
+    shown = {words[0]: words[1:] for page, words in COMMANDS if page == "run_it.md"}
+    chapters = {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
+    (chapter,) = shown["book"]
+    name, after, neighbour = shown["new"]
+    assert {chapter, neighbour} <= chapters
+    assert (name in chapters, after) == (False, "--after")
+
+
 def test_a_command_that_is_none_is_refused():
     lines = ["prefill-decode doctor --json  # words", ".venv/bin/prefill-decode doctor -x"]
     right, wrong = commands_of("\n".join(["```sh", *lines, "```"]))

@@ -88,6 +88,9 @@ def test_the_repositorys_address_is_the_same_everywhere():
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["repository-code"] == home
     for path in (ROOT / "notebooks").glob("*.ipynb"):
         assert f"git+{home}" in path.read_text(), path.name
+    for folder in (".", "book", "benchmarks", "examples"):  # pages are filled in, others relative
+        for path in (ROOT / folder).glob("*.md"):
+            assert home not in path.read_text(), path
 
 
 def test_the_version_is_the_same_everywhere():
