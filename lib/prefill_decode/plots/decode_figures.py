@@ -31,19 +31,14 @@ def next_token_against_context(
 
     `recomputed` and `cached` name the timed steps of each number of tokens.
     """
-    most = max(recomputed)
-    ratio = format_significant(times.ratio(recomputed[most], over=cached[most]).median)
     return _two_ways(
         times,
-        slow=recomputed,
-        fast=cached,
-        works=works,
-        ceilings=ceilings,
-        title=f"At {most} tokens, recomputing takes {ratio} times as long",
+        {"without the cache": recomputed, "from the cache": cached},
+        works,
+        ceilings,
+        title="At {most} tokens, recomputing takes {ratio} times as long",
         x_label="tokens in context",
         y_label="time of the next token (ms)",
-        slow_words="without the cache",
-        fast_words="from the cache",
     )
 
 
@@ -58,19 +53,14 @@ def generated_against_scored(
 
     `generated` and `scored` name what was timed for each number of tokens.
     """
-    most = max(generated)
-    ratio = format_significant(times.ratio(generated[most], over=scored[most]).median)
     return _two_ways(
         times,
-        slow=generated,
-        fast=scored,
-        works=works,
-        ceilings=ceilings,
-        title=f"{most} tokens: one by one takes {ratio} times as long",
+        {"one at a time": generated, "all in one step": scored},
+        works,
+        ceilings,
+        title="{most} tokens: one by one takes {ratio} times as long",
         x_label="tokens",
         y_label="time of all tokens (ms)",
-        slow_words="one at a time",
-        fast_words="all in one step",
     )
 
 
@@ -126,27 +116,28 @@ def throughput_against_sequences(
 
 def _two_ways(
     times: Timings,
-    *,
-    slow: Mapping[int, str],
-    fast: Mapping[int, str],
+    ways: Mapping[str, Mapping[int, str]],
     works: Mapping[str, StepWork],
     ceilings: Ceilings,
+    *,
     title: str,
     x_label: str,
     y_label: str,
-    slow_words: str,
-    fast_words: str,
 ) -> Figure:
-    """Times of two ways to do the same, each with the line of its least times."""
+    """Times of two ways to do the same, the slow one first, each with its line of least times.
+
+    `title` has places for the `most` that was done and the `ratio` of the times of that."""
+    slow, fast = ways.values()
     counts = sorted(slow)
+    ratio = times.ratio(slow[counts[-1]], over=fast[counts[-1]]).median
+    title = title.format(most=counts[-1], ratio=format_significant(ratio))
     hardware = ceilings.during(times)
     described, labels, drawn = [], list[Words](), list[list[Place]]()
     with canvas() as figure:
         axes = figure.subplots()
         lowest: list[float] = []
-        for steps, words, color, style in (
-            (slow, slow_words, ORANGE, "--"),
-            (fast, fast_words, BLUE, "-"),
+        for (words, steps), color, style in zip(
+            ways.items(), (ORANGE, BLUE), ("--", "-"), strict=True
         ):
             measured = [times.time_s(steps[count]) for count in counts]
             bounds_ms = [works[steps[count]].least_time_s(hardware) / MS for count in counts]
