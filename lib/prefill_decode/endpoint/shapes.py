@@ -131,6 +131,7 @@ class ShapeRunner:
         if self._loop.is_closed():
             return
         self._wait(self._open_things.aclose())
+        self._wait(self._loop.shutdown_default_executor())  # its threads, which look names up
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
