@@ -1,8 +1,10 @@
 """The benchmark of the simulator's accuracy: its workloads, its rates, and the table it makes."""
 
+import os
+import subprocess
 import sys
+import time
 from dataclasses import replace
-from math import isnan
 
 import pytest
 
@@ -87,31 +89,51 @@ def test_what_is_calibrated_shares_its_part_of_the_budget_among_its_segments():
         assert segments * plan.segment_s == pytest.approx(100.0 * accuracy.CALIBRATING_SHARE)
 
 
-@pytest.mark.parametrize(("waited_s", "disturbed"), [(0.0, False), (1e6, True)])
-def test_a_run_whose_threads_waited_for_cores_is_disturbed(
-    machine, monkeypatch, waited_s, disturbed
+@pytest.mark.parametrize(
+    ("waited_s", "disturbed"),
+    [({1: 9.0, 2: 9.0}, False), ({1: 9.0, 2: 1e6}, True), ({1: 9.0, 2: 9.0, 3: 1e6}, True)],
+    ids=["nobody", "one that was there", "one that is new"],
+)
+def test_a_run_is_disturbed_once_one_of_its_processes_waited_for_cores(
+    monkeypatch, waited_s, disturbed
 ):
-    told = iter([0.0, waited_s])
+    told = iter([{1: 9.0, 2: 9.0}, waited_s])
     monkeypatch.setattr(accuracy, "waiting_s", lambda: next(told))
-    assert accuracy.watched(lambda: [], machine) == ([], disturbed)
+    assert accuracy.watched(lambda: [], 0) == ([], disturbed)
 
 
 @pytest.mark.parametrize("took", [False, True])
 def test_where_no_waiting_is_told_the_load_of_others_decides(machine, monkeypatch, took):
     class Load:
+        def __init__(self, own_s):
+            assert own_s() > 0
+
         def took_more_than(self, spare_cores):
+            assert spare_cores == 1
             return took
 
-    monkeypatch.setattr(accuracy, "waiting_s", lambda: float("nan"))
+    monkeypatch.setattr(accuracy, "waiting_s", dict)
     monkeypatch.setattr(accuracy, "OtherLoad", Load)
-    assert accuracy.watched(lambda: [], machine) == ([], took)
+    assert accuracy.watched(lambda: [], 1) == ([], took)
 
 
-def test_waiting_for_a_core_only_grows():
-    first = accuracy.waiting_s()
-    if isnan(first):
+def test_waiting_is_told_of_the_processes_that_were_started_too():
+    """Of two that want one core, one waits."""
+    if not accuracy.waiting_s():
         pytest.skip("this system does not tell")
-    assert 0 <= first <= accuracy.waiting_s()
+    core = min(os.sched_getaffinity(0))
+    spinning = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
+    rivals = [subprocess.Popen([sys.executable, "-c", spinning]) for _ in range(2)]
+    end_s = time.monotonic() + 60
+    try:
+        while max(accuracy.waiting_s()[rival.pid] for rival in rivals) < 0.05:
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+        assert os.getpid() in accuracy.waiting_s()
+    finally:
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
 
 
 def test_a_figure_outside_its_interval_is_told():
