@@ -3,7 +3,12 @@
 import pytest
 
 from prefill_decode.calibrating import ReplayRunner, replay, replay_runner, short_calibrator
-from prefill_decode.calibrating.replay_runner import RECORDED, LongerSteps, short_episodes
+from prefill_decode.calibrating.replay_runner import (
+    CALIBRATED,
+    RECORDED,
+    LongerSteps,
+    short_episodes,
+)
 from prefill_decode.engine.serving import build_serving_engine
 from prefill_decode.fleet_claims.foreseeing import (
     CHECKS,
@@ -51,8 +56,10 @@ def test_a_pause_between_requests_is_nobody_s_work(runner):
     assert runner.own_s() - before_s >= 100.0 * runner.calibrator.machine.threads
 
 
-def test_what_a_record_shows_is_among_the_episodes():
-    assert set(RECORDED) <= {one.name for one in short_episodes()}
+def test_the_episodes_are_of_the_design_and_hold_what_a_record_shows():
+    names = [one.name for one in short_episodes()]
+    assert sorted(names) == sorted(CALIBRATED)
+    assert set(RECORDED) <= set(names)
 
 
 def test_steps_made_longer_take_three_times_as_long_and_give_the_same_tokens(

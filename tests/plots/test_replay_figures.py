@@ -34,10 +34,10 @@ def test_the_table_of_replays_shows_twice_the_simulated():
 def test_the_figure_s_title_is_how_far_each_story_misses():
     found = found_by_hand(2.0)
     figure = waits_of_requests(found)
-    assert "First tokens: simulated to 50%" in figure.alt
+    assert "Simulated waits miss by 50%" in figure.alt
     misses = sorted(abs(w.own_steps_s / w.measured_s - 1) for w in found.waits())
     middle = (misses[len(misses) // 2 - 1] + misses[len(misses) // 2]) / 2
-    assert f"own steps to {middle:.0%}" in figure.alt
+    assert f"own steps by {middle:.0%}" in figure.alt
     for name in LOADS:
         assert re.search(rf"{name}, \d+ requests: measured \S+ m?s, simulated", figure.alt)
-    assert 'aria-label="First tokens' in figure.svg
+    assert 'aria-label="Simulated waits miss' in figure.svg

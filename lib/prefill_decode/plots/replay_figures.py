@@ -27,6 +27,8 @@ from prefill_decode.plots.tables import SEEN, Text, format_interval, format_inte
 from prefill_decode.plots.tables import closing as timer_says
 from prefill_decode.units import MS, format_seconds, format_significant
 
+HEADROOM = 1.8  # of the axis, for words above all points
+
 
 def plan_table(plan: Plan) -> Text:
     """What every story says of the loads, before any request has been replayed."""
@@ -98,7 +100,7 @@ def waits_of_requests(found: Found) -> Figure:
     by_own_steps = [wait.own_steps_s for wait in waits]
     measured = [wait.measured_s for wait in waits]
     near, far = _miss(measured, by_simulator), _miss(measured, by_own_steps)
-    title = f"First tokens: simulated to {near:.0%}, own steps to {far:.0%}"
+    title = f"Simulated waits miss by {near:.0%}, own steps by {far:.0%}"
     with canvas() as figure:
         figure.set_figheight(figure.get_figheight() * 1.15)
         axes = figure.subplots()
@@ -107,14 +109,18 @@ def waits_of_requests(found: Found) -> Figure:
         axes.plot(ends, ends, color=INK, alpha=0.5)
         _cloud(axes, by_own_steps, measured, ORANGE, "^")
         _cloud(axes, by_simulator, measured, BLUE, "o")
-        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, title=title)
+        axes.set(
+            xscale="log", yscale="log", xlim=ends, ylim=(ends[0], HEADROOM * ends[1]), title=title
+        )
         axes.set_xlabel("TTFT foreseen (ms)")
         axes.set_ylabel("TTFT measured (ms)")
         for axis in (axes.xaxis, axes.yaxis):
             _decade_ticks(axis, (1, 3))
         _corner(axes, 0.02, 0.98, "▲ by its own steps alone,\n    as if nobody else came", ORANGE)
         _corner(axes, 0.98, 0.02, "● by the simulator", BLUE)
-        return as_figure(figure, f"{title}, in the median. {_spoken_waits(waits)}")
+        return as_figure(
+            figure, f"{title}, in the median, of requests' TTFT. {_spoken_waits(waits)}"
+        )
 
 
 def _cloud(
