@@ -30,36 +30,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from accuracy_report import Replayed, busiest, fleet_of, report
+from accuracy_report import Replayed, fleet_of, report
 from accuracy_workloads import WORKLOADS, Workload
 from processes import family_cpu_s
 
-from prefill_decode.calibrating import Calibrator, replay, use_threads
+from prefill_decode.calibrating import (
+    Calibrator,
+    replay,
+    use_threads,
+    warm_up,
+)
 from prefill_decode.disaggregated import link as linking
 from prefill_decode.disaggregated.launch import Fleet as Workers
 from prefill_decode.disaggregated.launch import workers_here
 from prefill_decode.disaggregated.link_report import fits_of
-from prefill_decode.engine.answering import Answering
-from prefill_decode.engine.model import ROWS_TOGETHER
 from prefill_decode.engine.paged_engine import PagedEngine
 from prefill_decode.engine.serving import BLOCK_TOKENS, ServingEngine
 from prefill_decode.engine.slices import choose_slice
 from prefill_decode.engine.weights import Weights, random_weights
+from prefill_decode.fleet_claims.loads import rate_that_keeps_busy
 from prefill_decode.measure import describe_machine, interleave
 from prefill_decode.other_load import OtherLoad
 from prefill_decode.request import Request, RequestRecord
-from prefill_decode.simulator import (
-    Calibrated,
-    Transfer,
-    simulate,
-)
+from prefill_decode.simulator import Calibrated, Transfer
 
 CALIBRATING_SHARE = 0.45  # of the budget
 LINK_S = 6.0
 MOST_ROWS = 512  # of a step
 MOST_TOKENS = 2048  # of a sequence
-RATES = (0.01, 200.0)  # requests/s, between which one is sought
-HALVINGS = 18
 CACHE_TOKENS = 32_768
 FEW = 3  # workloads, for which steps are calibrated before and after
 WAITING_TOLERATED = 0.05  # of the time: how long an engine's threads may wait for a core
@@ -75,16 +73,8 @@ def rate_for(
 ) -> float:
     """Requests/s at which this calibration expects the busiest engine to be busy that much of the
     time."""
-    low, high = RATES
     fleet = fleet_of(calibrated, workload, transfer)
-    for _ in range(HALVINGS):
-        rate = (low * high) ** 0.5
-        outcome = simulate(fleet, workload.requests(rate, duration_s, seed))
-        if busiest(outcome) < busy:
-            low = rate
-        else:
-            high = rate
-    return low
+    return rate_that_keeps_busy(fleet, lambda rate: workload.requests(rate, duration_s, seed), busy)
 
 
 def engine_for(calibrated: Calibrated, workload: Workload, weights: Weights) -> ServingEngine:
@@ -97,14 +87,6 @@ def engine_for(calibrated: Calibrated, workload: Workload, weights: Weights) -> 
         weights=weights,
     )
     return ServingEngine(engine, workload.settings)
-
-
-def warm_up(engine: Answering, vocab_size: int, most_rows: int) -> None:
-    """Steps of every number of rows that the engine tells apart: a library compiles each once, and
-    a server has met them all."""
-    lengths = range(ROWS_TOGETHER, most_rows + 1, ROWS_TOGETHER)
-    for rows in lengths:
-        replay(engine, [Request(f"warm-up {rows}", 0.0, rows, 1)], vocab_size)
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 
-import numpy as np
 from accuracy_workloads import Workload
 
 from prefill_decode.calibrating import Calibrator
+from prefill_decode.fleet_claims.loads import FIGURES, busiest, figures_of
 from prefill_decode.request import Request, RequestRecord
-from prefill_decode.serving_metrics import tpot_s, ttft_s
 from prefill_decode.simulator import (
     Calibrated,
     Fleet,
@@ -23,8 +22,6 @@ from prefill_decode.simulator import (
     simulate,
     simulate_fits,
 )
-
-NAMES = ("mean TTFT", "P95 TTFT", "mean TPOT", "P95 TPOT")
 
 
 @dataclass(frozen=True)
@@ -43,13 +40,6 @@ class Row:
     @property
     def covered(self) -> bool:
         return self.predicted.covers(self.measured)
-
-
-def figures_of(records: Sequence[RequestRecord]) -> dict[str, float]:
-    first = [ttft_s(record) for record in records]
-    later = [t for t in map(tpot_s, records) if not np.isnan(t)]
-    found = (np.mean(first), np.quantile(first, 0.95), np.mean(later), np.quantile(later, 0.95))
-    return {name: float(value) for name, value in zip(NAMES, found, strict=True)}
 
 
 def figures_of_outcome(outcome: Outcome) -> dict[str, float]:
@@ -74,10 +64,6 @@ def fleet_of(calibrated: Calibrated, workload: Workload, transfer: Transfer) -> 
     return Fleet(tuple(pools), transfer=transfer)
 
 
-def busiest(outcome: Outcome) -> float:
-    return max(use.busy_share for use in outcome.uses)
-
-
 @dataclass(frozen=True)
 class Replayed:
     workload: Workload
@@ -95,7 +81,7 @@ def compare(replayed: Replayed, calibrated: Calibrated) -> tuple[list[Row], Outc
     predicted = intervals(figures_of_outcome(outcome), around)
     measured = figures_of(replayed.records)
     name = replayed.workload.name
-    return [Row(name, each, measured[each], predicted[each]) for each in NAMES], outcome
+    return [Row(name, each, measured[each], predicted[each]) for each in FIGURES], outcome
 
 
 def regime(outcome: Outcome, disturbed: bool) -> str:

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from prefill_decode.hardware import Hardware
-from prefill_decode.request import Request, RequestRecord
 from prefill_decode.simulator import (
     Calibrated,
     Calibration,
@@ -142,16 +141,3 @@ def test_a_figure_outside_its_interval_is_told():
     assert not row.covered
     assert "NO" in accuracy_report.line_of(row, "busy 50%")
     assert "+30.0%" in accuracy_report.line_of(row, "busy 50%")
-
-
-def test_figures_are_those_of_times_by_hand():
-    records = [
-        RequestRecord(Request("a", 1.0, 5, 3), (2.0, 3.0, 4.0), (1, 1, 1)),
-        RequestRecord(Request("b", 2.0, 5, 3), (5.0, 5.5, 6.0), (1, 1, 1)),
-        RequestRecord(Request("c", 2.0, 5, 1), (4.0,), (1,)),
-    ]
-    found = accuracy_report.figures_of(records)
-    assert found["mean TTFT"] == pytest.approx(2.0)
-    assert found["P95 TTFT"] == pytest.approx(2.9)
-    assert found["mean TPOT"] == pytest.approx(0.75)
-    assert found["P95 TPOT"] == pytest.approx(0.975)

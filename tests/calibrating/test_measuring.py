@@ -161,10 +161,10 @@ def test_a_file_with_a_machine_that_is_none_is_refused(measured, tmp_path):
 
 
 def test_a_pause_counts_as_this_processes_own_time(measured):
-    before_s, idled_s = measured._own_s(), measured.runner.idled_s
+    before_s, idled_s = measured.own_s(), measured.runner.idled_s
     measured.runner.steps["prefill 32 after a pause"]()
     assert measured.runner.idled_s == pytest.approx(idled_s + 1e-3)
-    assert measured._own_s() - before_s >= measured.machine.threads * 1e-3
+    assert measured.own_s() - before_s >= measured.machine.threads * 1e-3
 
 
 def test_rounds_are_told_of_the_pauses(measured, monkeypatch):

@@ -10,12 +10,14 @@ from prefill_decode.calibrating.measuring import (
     measure_calibration,
     use_threads,
 )
-from prefill_decode.calibrating.replaying import replay
+from prefill_decode.calibrating.replay_runner import ReplayRunner, short_calibrator
+from prefill_decode.calibrating.replaying import replay, warm_up
 
 __all__ = [
     "Calibrator",
     "Episode",
     "EpisodeRunner",
+    "ReplayRunner",
     "StepTime",
     "blocks_beside_weights",
     "design",
@@ -24,5 +26,7 @@ __all__ = [
     "replay",
     "residuals",
     "rows_of",
+    "short_calibrator",
     "use_threads",
+    "warm_up",
 ]

@@ -34,6 +34,7 @@ from prefill_decode.engine.serving import BLOCK_TOKENS, SHARE_OF_MEMORY
 from prefill_decode.engine.weights import Weights
 from prefill_decode.hardware import Hardware
 from prefill_decode.measure import Ceilings, Machine, Timings, interleave, measure_ceilings
+from prefill_decode.measure.timer import Step
 from prefill_decode.model_spec import ModelSpec
 from prefill_decode.simulator import Calibrated, Calibration
 
@@ -85,10 +86,16 @@ class Calibrator:
 
     def run(self, budget_s: float) -> Timings:
         """Six rounds or more, in about `budget_s` seconds."""
-        self.runner.noted_s.clear()
-        steps = {**self.runner.steps, **self.ceilings.steps()}
         seed = self.seed + len(self.timings)
-        found = interleave(steps, self.machine, budget_s, seed, self._own_s)
+        return self.note(interleave(self.steps(), self.machine, budget_s, seed, self.own_s))
+
+    def steps(self) -> dict[str, Step]:
+        """Of a round, for who interleaves them with steps of its own; `note` takes the times."""
+        self.runner.noted_s.clear()
+        return {**self.runner.steps, **self.ceilings.steps()}
+
+    def note(self, found: Timings) -> Timings:
+        """Rounds that have been timed since `steps` was asked for, with what episodes noted."""
         self.timings.append(found.with_noted(self.runner.noted_s))
         return self.timings[-1]
 
@@ -149,7 +156,7 @@ class Calibrator:
             found.append(_with_waking(fitted, self.episodes, whole[:, chosen]))
         return found
 
-    def _own_s(self) -> float:
+    def own_s(self) -> float:
         """Processor time of this process; what others do in its pauses disturbs nothing."""
         threads = self.machine.threads if self.machine.device == "cpu" else 1
         return time.process_time() + threads * self.runner.idled_s

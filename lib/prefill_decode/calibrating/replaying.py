@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from prefill_decode.engine.answering import Answering, FailedAnswer
+from prefill_decode.engine.model import ROWS_TOGETHER
 from prefill_decode.engine.serving import ServingEngine
 from prefill_decode.request import Request, RequestRecord
 from prefill_decode.scheduling import QueueFull
@@ -62,6 +63,14 @@ def replay(
                 if token.finish_reason is not None:
                     unfinished.discard(token.request_id)
     return [_record(request, times_s, failures) for request in requests]
+
+
+def warm_up(engine: Answering, vocab_size: int, most_rows: int) -> None:
+    """Steps of every number of rows that the engine tells apart: a library compiles each once, and
+    a server has met them all."""
+    lengths = range(ROWS_TOGETHER, most_rows + 1, ROWS_TOGETHER)
+    for rows in lengths:
+        replay(engine, [Request(f"warm-up {rows}", 0.0, rows, 1)], vocab_size)
 
 
 def prompt_ids(request: Request, vocab_size: int, seed: int = 0) -> list[int]:

@@ -54,6 +54,7 @@ from prefill_decode.plots.placement_figures import (
     placement_table,
     ttft_against_slack,
 )
+from prefill_decode.plots.replay_figures import plan_table, replays_table, waits_of_requests
 from prefill_decode.plots.split_figure import rate_against_split
 from prefill_decode.plots.stall_figures import (
     foreseen_table,
@@ -125,6 +126,7 @@ __all__ = [
     "phases_on_the_roofline",
     "placement_laws_table",
     "placement_table",
+    "plan_table",
     "pool_laws_table",
     "pools_map",
     "pools_table",
@@ -135,6 +137,7 @@ __all__ = [
     "rate_against_gap",
     "rate_against_split",
     "rate_against_tokens",
+    "replays_table",
     "services_of_ways_table",
     "setting_table",
     "shapes_of_engines",
@@ -150,6 +153,7 @@ __all__ = [
     "times_table",
     "ttft_against_slack",
     "verdict_table",
+    "waits_of_requests",
     "ways_elsewhere_table",
     "ways_laws_table",
     "ways_measured_table",

@@ -1,0 +1,98 @@
+"""Replays run in turns with the episodes of a calibration, and are held beside every story."""
+
+import pytest
+
+from prefill_decode.calibrating import ReplayRunner, replay, replay_runner, short_calibrator
+from prefill_decode.calibrating.replay_runner import (
+    CALIBRATED,
+    RECORDED,
+    LongerSteps,
+    short_episodes,
+)
+from prefill_decode.engine.serving import build_serving_engine
+from prefill_decode.fleet_claims.foreseeing import (
+    CHECKS,
+    JUDGED,
+    LOADS,
+    SETTINGS,
+    Plan,
+    ratio_of,
+)
+from prefill_decode.measure import interleave
+from prefill_decode.request import Request
+from prefill_decode.serving_metrics import is_answered
+
+
+@pytest.fixture
+def runner(tiny_model, machine, ceilings):
+    calibrator = short_calibrator(tiny_model, machine, ceilings, 0)
+    calibrator.run(0.01)
+    return ReplayRunner(Plan(calibrator.calibrated(fits=0), num_requests=5), calibrator)
+
+
+def test_every_round_replays_other_requests_and_times_every_step(runner):
+    times = interleave(runner.steps(), runner.calibrator.machine, 0.01, 0, runner.own_s)
+    found = runner.found(times)
+    assert len(runner.calibrator.timings) == 2
+    for name, rounds in found.told.items():
+        assert len(rounds) == times.num_rounds
+        for each in rounds:
+            assert all(is_answered(record) for record in each["measured"])
+            asked = [record.request for record in each["measured"]]
+            assert [record.request for record in each["simulated"]] == asked
+        if name in LOADS:
+            last = runner.played[name][-1]
+            assert rounds[-1]["measured"] == last
+            assert len({str(each["measured"]) for each in rounds}) == times.num_rounds
+    assert set(found.chunks) == {f"{name}: step" for name in RECORDED}
+    assert set(found.works) <= set(found.times.raw_s)
+    judged = [ratio_of(*each) for each in (*JUDGED, *((name, "mean TTFT") for name in CHECKS))]
+    assert set(found.figures()) == set(judged)
+
+
+def test_a_pause_between_requests_is_nobody_s_work(runner):
+    before_s = runner.own_s()
+    runner.idled_s += 100.0
+    assert runner.own_s() - before_s >= 100.0 * runner.calibrator.machine.threads
+
+
+def test_the_episodes_are_of_the_design_and_hold_what_a_record_shows():
+    names = [one.name for one in short_episodes()]
+    assert sorted(names) == sorted(CALIBRATED)
+    assert set(RECORDED) <= set(names)
+
+
+def test_steps_made_longer_take_three_times_as_long_and_give_the_same_tokens(
+    tiny_model, monkeypatch
+):
+    """On a clock that every look moves on by a second."""
+
+    class Clock:
+        def __init__(self):
+            self.now_s, self.slept_s = 0.0, []
+
+        def perf_counter(self):
+            self.now_s += 1.0
+            return self.now_s
+
+        def sleep(self, time_s):
+            self.slept_s.append(time_s)
+
+    clock = Clock()
+    monkeypatch.setattr(replay_runner, "time", clock)
+    plain = build_serving_engine(tiny_model, cache_tokens=512)
+    longer = LongerSteps(plain.engine, SETTINGS)
+    given = []
+    for engine in (plain, longer):
+        engine.submit("a", [3, 1, 4], 3)
+        given.append([engine.step()[0].token_id for _ in range(3)])
+    assert given[0] == given[1]
+    assert clock.slept_s == [2.0, 2.0, 2.0]
+    assert longer.slept_s == 6.0
+
+
+def test_an_engine_with_longer_steps_can_be_replayed(tiny_model):
+    engine = LongerSteps(build_serving_engine(tiny_model, cache_tokens=512).engine, SETTINGS)
+    [record] = replay(engine, [Request("a", 0.0, 5, 2)], tiny_model.vocab_size)
+    assert is_answered(record)
+    assert engine.slept_s > 0
