@@ -256,8 +256,10 @@ def idle_s(records: Sequence[RequestRecord]) -> float:
 
 def told_of(calibrated: Calibrated, records: Sequence[RequestRecord]) -> Told:
     requests = [record.request for record in records]
-    stories = {story: records_of(story, calibrated, requests) for story in STORIES}
-    return {MEASURED: records, **stories}
+    told: dict[str, Sequence[RequestRecord]] = {MEASURED: records}
+    for story in STORIES:
+        told[story] = records_of(story, calibrated, requests)
+    return told
 
 
 def figures_of_rounds(told: Mapping[str, Sequence[Told]]) -> dict[str, list[float]]:
