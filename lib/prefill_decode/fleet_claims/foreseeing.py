@@ -257,7 +257,9 @@ def idle_s(records: Sequence[RequestRecord]) -> float:
 def told_of(calibrated: Calibrated, records: Sequence[RequestRecord]) -> Told:
     requests = [record.request for record in records]
     told: dict[str, Sequence[RequestRecord]] = {MEASURED: records}
-    return told | {story: records_of(story, calibrated, requests) for story in STORIES}
+    for story in STORIES:
+        told[story] = records_of(story, calibrated, requests)
+    return told
 
 
 def figures_of_rounds(told: Mapping[str, Sequence[Told]]) -> dict[str, list[float]]:
