@@ -46,6 +46,7 @@ def test_every_round_replays_other_requests_and_times_every_step(runner):
             assert len({str(each["measured"]) for each in rounds}) == times.num_rounds
     assert set(found.chunks) == {f"{name}: step" for name in RECORDED}
     assert set(found.works) <= set(found.times.raw_s)
+    assert all(found.times.warmup_s[name] for name in found.times.raw_s)  # as a record wants them
     judged = [ratio_of(*each) for each in (*JUDGED, *((name, "mean TTFT") for name in CHECKS))]
     assert set(found.figures()) == set(judged)
 

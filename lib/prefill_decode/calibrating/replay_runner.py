@@ -133,13 +133,16 @@ class ReplayRunner:
         """From the rounds of `steps`: with their step times, and beside what every story says."""
         noted = self.calibrator.note(times)
         calibrated, rounds = self.calibrator.calibrated(fits=0), times.num_rounds
-        told = {
-            name: [told_of(calibrated, records) for records in played[len(played) - rounds :]]
-            for name, played in self.played.items()
+        played = {
+            name: [told_of(calibrated, records) for records in each]
+            for name, each in self.played.items()
         }
+        told = {name: each[len(each) - rounds :] for name, each in played.items()}  # not warm-ups
         chunks = {
             EpisodeRunner.whole(one.name): one.middle
             for one in self.calibrator.episodes
             if one.name in RECORDED
         }
-        return Found(self.plan, calibrated, noted.with_noted(figures_of_rounds(told)), told, chunks)
+        return Found(
+            self.plan, calibrated, noted.with_noted(figures_of_rounds(played)), told, chunks
+        )
