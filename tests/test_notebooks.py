@@ -90,10 +90,10 @@ def test_cells_are_few_short_and_without_machinery(notebook):
     assert len(solution_cells(notebook)) <= 4
     for cell in [*code_cells(notebook), *solution_cells(notebook)]:
         lines = cell.source.splitlines()
-        assert len(lines) <= 10, cell.source
-        assert max(map(len, lines)) <= 80, cell.source
+        assert len(lines) <= 10, f"{cell.id} has {len(lines)} lines"
+        assert [line for line in lines if len(line) > 80] == [], cell.id
         found = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, FORBIDDEN)]
-        assert not found, cell.source
+        assert not found, cell.id
 
 
 def test_sections_come_in_the_books_order(notebook):

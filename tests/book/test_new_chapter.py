@@ -9,6 +9,7 @@ import pytest
 
 from prefill_decode import results
 from prefill_decode.book import Project, find_project, new_chapter
+from prefill_decode.book.new_chapter import LONGEST_NAME
 from tests import test_notebooks
 from tests.conftest import ROOT
 from tests.prose import LABEL, markdown_of
@@ -44,6 +45,13 @@ def last_cell(project, chapter):
 def test_a_skeleton_keeps_the_rules_of_a_notebook(project, rule):
     new_chapter(project, CLAIM)
     rule(nbformat.read(project.notebook(CLAIM), as_version=4))
+
+
+def test_the_longest_name_fits_a_line_of_code(project):
+    claim = "a_" + "b" * (LONGEST_NAME - 2)
+    new_chapter(project, claim)
+    begun = nbformat.read(project.notebook(claim), as_version=4)
+    test_notebooks.test_cells_are_few_short_and_without_machinery(begun)
 
 
 @pytest.mark.parametrize("claim", [CLAIM, "top_2_experts"])
@@ -116,7 +124,7 @@ def test_nothing_else_of_the_neighbours_changes(project):
         ("decode_is_serial", None, "there already"),
         (CLAIM, "decode_is_cereal", "did you mean decode_is_serial"),
         (CLAIM, "", "claim must be one of"),
-        ("a_" + "b" * 300, None, "of at most 80"),
+        ("a_" + "b" * 300, None, "of at most 60"),
     ],
 )
 def test_a_name_that_cannot_be_is_refused_and_nothing_written(project, claim, after, message):

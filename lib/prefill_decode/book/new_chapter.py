@@ -14,7 +14,7 @@ from prefill_decode.results import write_all_atomically
 
 SKELETON = Path(__file__).with_name("skeleton.ipynb")
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+")
-LONGEST_NAME, LONGEST_TITLE = 80, 120
+LONGEST_NAME, LONGEST_TITLE = 60, 120  # a name fits a line of code
 
 
 def new_chapter(

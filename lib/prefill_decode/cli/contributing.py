@@ -13,7 +13,8 @@ def new(options: argparse.Namespace) -> int:
     written = new_chapter(project, options.claim, options.after, options.title)
     for path in written:
         print(path.relative_to(project.root))
-    print(f"\nEvery TODO in {written[0].name} wants words or another choice. It runs as it is:")
+    print("\nThe links of its neighbours have turned to it; read whether the words still fit.")
+    print(f"Every TODO in {written[0].name} wants words or another choice. It runs as it is:")
     print(f"    prefill-decode run {options.claim} --budget 1 -p model_name=smollm2-135m")
     return FINE
 
