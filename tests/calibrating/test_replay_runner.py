@@ -9,6 +9,7 @@ from prefill_decode.calibrating.replay_runner import (
     LongerSteps,
     short_episodes,
 )
+from prefill_decode.claim import Claim, Prediction
 from prefill_decode.engine.serving import build_serving_engine
 from prefill_decode.fleet_claims.foreseeing import (
     CHECKS,
@@ -20,6 +21,7 @@ from prefill_decode.fleet_claims.foreseeing import (
 )
 from prefill_decode.measure import interleave
 from prefill_decode.request import Request
+from prefill_decode.results import load, make_record, save
 from prefill_decode.serving_metrics import is_answered
 
 
@@ -49,6 +51,26 @@ def test_every_round_replays_other_requests_and_times_every_step(runner):
     assert all(found.times.warmup_s[name] for name in found.times.raw_s)  # as a record wants them
     judged = [ratio_of(*each) for each in (*JUDGED, *((name, "mean TTFT") for name in CHECKS))]
     assert set(found.figures()) == set(judged)
+
+
+def test_what_is_found_makes_a_record(runner, tmp_path):
+    plan, calibrator = runner.plan, runner.calibrator
+    found = runner.found(interleave(runner.steps(), calibrator.machine, 0.01, 0, runner.own_s))
+    controls = [Prediction(ratio_of(name, "mean TTFT"), 1.0, 2.0) for name in CHECKS]
+    claim = Claim("any", [Prediction(n, 1.0, rival) for n, rival in plan.rivals.items()], controls)
+    record = make_record(
+        "any",
+        claim,
+        claim.judge(found.figures()),
+        chunks=found.chunks,
+        times=found.times,
+        ceilings=calibrator.ceilings,
+        machine=calibrator.machine,
+        model=calibrator.model,
+        parameters={},
+        seed=0,
+    )
+    assert load(save(record, tmp_path)) == record
 
 
 def test_a_pause_between_requests_is_nobody_s_work(runner):
