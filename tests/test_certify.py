@@ -204,11 +204,31 @@ def test_a_mixtures_floor_may_have_one_tokens_experts_and_names_what_an_even_cho
         assert (found.evenly_routed_floor_s > found.floor_s) == (batch * tokens > 1)
     between_s = (certify_tpot(model, H100, 1.0, batch=16).floor_s * 1.01, 1e3)
     remarks = [
-        "only where its tokens choose the same few experts"
+        "only where its tokens share more experts"
         in report(certify_tpot(model, H100, time_s, batch=16))
         for time_s in between_s
     ]
     assert remarks == [True, False]
+
+
+def test_a_batch_that_was_sought_says_nothing_of_routing():
+    """At the smallest batch that permits the rate experts must be shared, at a larger one not."""
+    model = hf_config.get("mixtral-8x7b")
+    found = certify_tokens_per_s(model, H100, 1000.0, devices=2, context_tokens=500)
+    assert found.permitted
+    assert found.claimed_s < found.evenly_routed_floor_s
+    assert "share more experts" not in report(found)
+    named = certify_tokens_per_s(
+        model, H100, 1000.0, devices=2, context_tokens=500, batch=found.batch
+    )
+    assert "share more experts" in report(named)
+
+
+def test_a_claim_as_near_the_even_floor_as_rounding_needs_no_remark():
+    model = hf_config.get("mixtral-8x7b")
+    even_s = certify_tpot(model, H100, 1.0, batch=16, devices=2).evenly_routed_floor_s
+    assert not certify_tpot(model, H100, 0.995 * even_s, batch=16, devices=2).needs_shared_experts
+    assert certify_tpot(model, H100, 0.7 * even_s, batch=16, devices=2).needs_shared_experts
 
 
 def test_a_dense_model_is_routed_evenly_whatever_happens():

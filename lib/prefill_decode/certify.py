@@ -142,6 +142,14 @@ class Certificate:
         return work.least_time_s(self.setting.hardware)
 
     @property
+    def needs_shared_experts(self) -> bool:
+        """Whether a mixture's tokens must choose more alike than evenly. Not said of a batch that
+        was sought: a larger one might do without."""
+        work = self.setting.evenly_routed_work(self.batch)
+        least = _least_s(self.setting, self.batch, work)
+        return self.permitted and not self.batch_was_sought and self.claimed_s < least
+
+    @property
     def least_s(self) -> float:
         """The floor less all that could still be saved: what the verdict goes by."""
         return least_s(self.setting, self.batch)
@@ -269,11 +277,14 @@ def floor_s(setting: Setting, batch: int) -> float:
 
 def least_s(setting: Setting, batch: int) -> float:
     """The floor of a step less what an implementation might save, never above the truth."""
-    work, hardware = setting.work(batch), setting.hardware
+    return _least_s(setting, batch, setting.work(batch))
+
+
+def _least_s(setting: Setting, batch: int, work: Work) -> float:
     on_chip = setting.accelerator.on_chip_bytes or MOST_ON_CHIP_BYTES
     off_chip = max(0.0, work.bytes - setting.devices * on_chip)
     arithmetic = work.flops - batch * _spared_flops(setting)
-    return (1 - ROUNDING) * Work(arithmetic, off_chip).least_time_s(hardware)
+    return (1 - ROUNDING) * Work(arithmetic, off_chip).least_time_s(setting.hardware)
 
 
 def _spared_flops(setting: Setting) -> float:
@@ -419,8 +430,8 @@ def _verdict(certificate: Certificate) -> list[str]:
     lines = [f"verdict: {certificate.verdict}"]
     if certificate.permitted and certificate.ratio < 1:
         lines[0] += ", below the floor but within what chips might keep or skip, and rounding"
-    elif certificate.permitted and certificate.claimed_s < certificate.evenly_routed_floor_s:
-        lines[0] += ", but only where its tokens choose the same few experts"
+    elif certificate.needs_shared_experts:
+        lines[0] += ", but only where its tokens share more experts than an even choice does"
     if certificate.fits is False:
         lines.append("does not fit: weights and KV cache exceed the memory of the devices")
     if certificate.fits is None:

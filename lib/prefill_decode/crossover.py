@@ -116,8 +116,9 @@ def swept_crossover(
 
 
 def predicted_crossover(model: ModelSpec, context_tokens: int, hardware: Hardware) -> float:
-    """B* of least times: the batch whose own costs equal what it shares, and from which on they
-    exceed it. Of a mixture, what it shares are the experts that just so many sequences wake."""
+    """B* of least times: the batch whose own costs equal its weights and one sequence's attention,
+    and from which on they exceed these. Of a mixture, the weights are of the experts that just so
+    many sequences wake."""
     crossover = crossover_against(model, ALL_AWAKE_TOKENS, context_tokens, hardware)
     while (less := crossover_against(model, ceil(crossover), context_tokens, hardware)) < crossover:
         crossover = less

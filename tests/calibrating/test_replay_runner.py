@@ -13,10 +13,12 @@ from prefill_decode.claim import Claim, Prediction
 from prefill_decode.engine.serving import build_serving_engine
 from prefill_decode.fleet_claims.foreseeing import (
     CHECKS,
-    JUDGED,
     LOADS,
+    LONGER_STEPS,
+    ONE_AT_A_TIME,
     SETTINGS,
     Plan,
+    idle_s,
     ratio_of,
 )
 from prefill_decode.measure import interleave
@@ -49,15 +51,15 @@ def test_every_round_replays_other_requests_and_times_every_step(runner):
     assert set(found.chunks) == {f"{name}: step" for name in RECORDED}
     assert set(found.works) <= set(found.times.raw_s)
     assert all(found.times.warmup_s[name] for name in found.times.raw_s)  # as a record wants them
-    judged = [ratio_of(*each) for each in (*JUDGED, *((name, "mean TTFT") for name in CHECKS))]
-    assert set(found.figures()) == set(judged)
+    checks = [ratio_of(name, "mean TTFT") for name in CHECKS]
+    assert set(found.figures()) == {*(each.name for each in runner.plan.predictions), *checks}
 
 
 def test_what_is_found_makes_a_record(runner, tmp_path):
     plan, calibrator = runner.plan, runner.calibrator
     found = runner.found(interleave(runner.steps(), calibrator.machine, 0.01, 0, runner.own_s))
     controls = [Prediction(ratio_of(name, "mean TTFT"), 1.0, 2.0) for name in CHECKS]
-    claim = Claim("any", [Prediction(n, 1.0, rival) for n, rival in plan.rivals.items()], controls)
+    claim = Claim("any", plan.predictions, controls)
     record = make_record(
         "any",
         claim,
@@ -74,6 +76,14 @@ def test_what_is_found_makes_a_record(runner, tmp_path):
 
 
 def test_a_pause_between_requests_is_nobody_s_work(runner):
+    steps = runner.steps()
+    steps[f"replay: {ONE_AT_A_TIME}"]()
+    [records] = runner.played[ONE_AT_A_TIME]
+    assert runner.idled_s == pytest.approx(idle_s(records))
+    assert runner.idled_s > 0
+    between_s = runner.idled_s
+    steps[f"replay: {LONGER_STEPS}"]()
+    assert runner.idled_s > between_s
     before_s = runner.own_s()
     runner.idled_s += 100.0
     assert runner.own_s() - before_s >= 100.0 * runner.calibrator.machine.threads

@@ -2,7 +2,9 @@
 found of replays that took twice as long as simulated."""
 
 from dataclasses import replace
+from itertools import combinations
 
+import numpy as np
 import pytest
 
 from prefill_decode.fleet_claims.foreseeing import (
@@ -12,6 +14,7 @@ from prefill_decode.fleet_claims.foreseeing import (
     LONGER_STEPS,
     ONE_AT_A_TIME,
     Plan,
+    at_most,
     figures_by_story,
     idle_s,
     ratio_of,
@@ -44,12 +47,11 @@ def test_by_own_steps_nobody_waits_for_anybody():
     assert steps_until_each_token("own steps") == [[1, 2, 3], [1, 2]]
 
 
-def test_own_steps_are_those_of_an_engine_at_work():
-    """A pause before them is nobody's own."""
+def test_own_steps_begin_with_the_waking_of_an_engine_that_nobody_else_keeps_awake():
     sleepy = replace(HERE.calibration, idle_s=(0.1,), wake_s=(5.0,))
     here = replace(HERE, calibration=sleepy)
     found = [ttft_s(record) for record in records_of("own steps", here, AT_ONCE)]
-    assert found == pytest.approx([STEP_S, STEP_S])
+    assert found == pytest.approx([5.0 + STEP_S, 5.0 + STEP_S])
     assert ttft_s(records_of("simulated", here, AT_ONCE)[0]) == pytest.approx(5.0 + STEP_S)
 
 
@@ -64,6 +66,24 @@ def test_every_replay_of_a_load_has_a_seed_of_its_own_and_is_the_same_when_asked
         assert other.requests(name, 1) != PLAN.requests(name, 1)
 
 
+def test_loads_bunch_each_in_their_own_way():
+    """As far as two of one spread would: their dice differ."""
+    shapes = []
+    for name in LOADS:
+        requests = Plan(HERE, num_requests=20).requests(name, 1)
+        last_s = requests[-1].arrival_s
+        shapes.append([request.arrival_s / last_s for request in requests])
+    assert all(max(map(abs, np.subtract(a, b))) > 0.1 for a, b in combinations(shapes, 2))
+
+
+def test_both_sides_of_each_number_are_bounded_alike():
+    found = {each.name: each for each in PLAN.predictions}
+    for name, rival in PLAN.rivals.items():
+        assert found[name].rival == pytest.approx(rival)
+        assert found[at_most(name)].rival == pytest.approx(1 / rival)
+    assert len(found) == 2 * len(PLAN.rivals)
+
+
 def test_replays_at_the_planned_rate_keep_half_of_the_time_busy():
     pool = Pool("here", HERE.model, HERE.hardware, 256, calibration=HERE.calibration)
     for name, load in LOADS.items():
@@ -71,9 +91,11 @@ def test_replays_at_the_planned_rate_keep_half_of_the_time_busy():
         assert busiest(simulate(Fleet((pool,)), requests)) == pytest.approx(0.5, abs=0.15)
 
 
-def test_one_at_a_time_own_steps_are_all_there_is():
-    requests = PLAN.requests(ONE_AT_A_TIME, 0)
-    found = figures_by_story(HERE, requests)
+@pytest.mark.parametrize("wake_s", [0.0, 0.02])
+def test_one_at_a_time_own_steps_are_all_there_is(wake_s):
+    here = replace(HERE, calibration=replace(HERE.calibration, idle_s=(0.05,), wake_s=(wake_s,)))
+    requests = Plan(here, num_requests=6).requests(ONE_AT_A_TIME, 0)
+    found = figures_by_story(here, requests)
     assert found["own steps"] == pytest.approx(found["simulated"])
     assert len({request.arrival_s for request in requests}) == len(requests) == 3
 
@@ -113,7 +135,7 @@ def test_replays_that_took_twice_as_long_are_found_so():
     found = found_by_hand(2.0)
     figures = found.figures()
     checks = [ratio_of(name, "mean TTFT") for name in CHECKS]
-    assert set(figures) == {*PLAN.rivals, *checks}
+    assert set(figures) == {*(each.name for each in PLAN.predictions), *checks}
     for interval in figures.values():
         assert (interval.median, interval.low, interval.high) == pytest.approx((2.0,) * 3)
         assert interval.n == ROUNDS - 1  # the last was disturbed

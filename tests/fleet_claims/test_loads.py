@@ -35,6 +35,12 @@ def test_a_rate_keeps_the_engine_as_busy_as_asked():
     assert busiest(slower) < 0.4
 
 
+@pytest.mark.parametrize("busy", [0.0, 1.0, 1.5, -1.0, float("nan")])
+def test_no_rate_keeps_an_engine_busy_all_of_the_time_or_never(busy):
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        rate_that_keeps_busy(ENGINE, lambda each: LOAD.requests(20, each, 0), busy)
+
+
 def test_figures_are_those_of_times_by_hand():
     records = [
         answered(Request("a", 1.0, 5, 3), 2.0, 3.0, 4.0),

@@ -31,6 +31,7 @@ from prefill_decode.plots.machine_figures import (
     labels,
     machines_figure,
     panels_of,
+    shown_of,
 )
 from prefill_decode.plots.tables import (
     SIGNS,
@@ -238,12 +239,15 @@ def _histories_by_machine(
     mine = [run for run in runs if run.claim == chapter.name]
     names = labels(mine, slug)
     lines = []
+    drawn = {run.machine["slug"] for run in shown_of(mine, slug)}
     for newest in in_order(mine, slug):
         here = newest.machine["slug"]
         lines.append(f"## {_heading(names[here])}\n")
-        lines += history_section(
-            _runs_on(runs, chapter, here), _runs_on(pinned, chapter, here), most
-        )
+        own = _runs_on(runs, chapter, here)
+        if here in drawn:
+            lines += history_section(own, _runs_on(pinned, chapter, here), most)
+        else:
+            lines += [f"Figures are of {MOST_MACHINES} other machines.\n", _last_runs(own), ""]
     return "\n".join(lines)
 
 

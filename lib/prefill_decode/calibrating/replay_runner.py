@@ -37,8 +37,9 @@ from prefill_decode.request import RequestRecord
 
 CACHE_TOKENS = 8192
 LONG_CONTEXT = 256
-CALIBRATED = (  # of the design; the others tell the same numbers again
-    *("prefill 16", "prefill 32", "prefill 64", "prefill 128", "prefill 32 after 0.1 s"),
+CALIBRATED = (  # of the design, as far as rows, contexts and pauses of the loads go
+    *("prefill 16", "prefill 32", "prefill 64", "prefill 128"),
+    *("prefill 32 after 0.1 s", "prefill 32 after 0.4 s"),
     *("prefill 32 on 128", "prefill 128 on 256"),
     *("decode 1 at 64", "decode 4 at 64", "decode 8 at 64", "decode 16 at 64", "decode 16 at 256"),
     *("prefill 16 beside 8 at 64", "prefill 64 beside 8 at 64"),

@@ -4,11 +4,12 @@
     own steps    each waits for its own prefill and its own decodes alone, as if no other came
     roofline     the scheduler runs them, in steps of the least time
 
-A plan fixes loads, rates and seeds from a calibration in which no request took part. Two loads
-check the ruler: requests that come one after another, for which the first two stories say the same,
-and requests that come at once to an engine whose every step is made longer.
+A plan fixes loads, rates, seeds and rivals from a calibration in which no request took part; what
+is judged is priced by all rounds of steps, those among the replays too. Two loads check the ruler:
+requests that come one after another, for which the first two stories say the same, and requests
+that come at once to an engine whose every step is made longer.
 
-Ignores: what drifts between the calibration and the replays.
+Ignores: what drifts within a round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from functools import cached_property
 from statistics import fmean, median
 from typing import Literal, get_args
 
+from prefill_decode.claim import Prediction
 from prefill_decode.fleet_claims.loads import (
     MEAN_TPOT,
     MEAN_TTFT,
@@ -72,6 +74,11 @@ def ratio_of(load: str, figure: str, story: str = SIMULATED) -> str:
     return f"{load}: {figure}, {MEASURED} / {story}"
 
 
+def at_most(name: str) -> str:
+    """The name of the prediction that bounds the same number above."""
+    return f"{name}, at most"
+
+
 def requests_for(budget_s: float) -> int:
     """Of a replay: one for each four seconds of the budget, within bounds."""
     return min(MOST_REQUESTS, max(LEAST_REQUESTS, int(budget_s / S_PER_REQUEST)))
@@ -88,9 +95,8 @@ def records_of(
 
 
 def _alone(calibrated: Calibrated, requests: Sequence[Request]) -> list[RequestRecord]:
-    """Each on an engine of its own that has been at work until now."""
-    awake = replace(calibrated.calibration, idle_s=(), wake_s=())
-    fleet = _fleet(calibrated, awake)
+    """Each on an engine of its own, which it wakes."""
+    fleet = _fleet(calibrated, calibrated.calibration)
     return [next(simulate(fleet, [request]).records()) for request in requests]
 
 
@@ -137,11 +143,12 @@ class Plan:
         """Of the so-manieth replay of a load or a check."""
         if name in LOADS:
             rate = self.rates_per_s[name]
-            return LOADS[name].requests(self.num_requests, rate, self._seed(replay))
+            return LOADS[name].requests(self.num_requests, rate, self._seed(name, replay))
         return self._one_at_a_time() if name == ONE_AT_A_TIME else self._at_once()
 
-    def _seed(self, replay: int) -> int:
-        return 1000 * self.seed + replay
+    def _seed(self, name: str, replay: int) -> int:
+        """Of a load's own, so that loads do not bunch alike."""
+        return 10_000 * self.seed + 1000 * (1 + list(LOADS).index(name)) + replay
 
     def _one_of_each(self) -> list[Request]:
         return [
@@ -182,6 +189,14 @@ class Plan:
         return {
             ratio_of(load, figure): self.over_simulated(load, figure) for load, figure in JUDGED
         }
+
+    @property
+    def predictions(self) -> list[Prediction]:
+        """That the measured is the simulated: not as far below as the rival says, and not as far
+        above."""
+        below = [Prediction(name, 1.0, rival) for name, rival in self.rivals.items()]
+        above = [Prediction(at_most(name), 1.0, 1 / rival) for name, rival in self.rivals.items()]
+        return below + above
 
 
 def figures_by_story(calibrated: Calibrated, requests: Sequence[Request]) -> dict[Story, Figures]:
@@ -225,10 +240,9 @@ class Found:
 
     def figures(self) -> dict[str, Interval]:
         """By the names of predictions and controls."""
-        checks = [(name, MEAN_TTFT) for name in CHECKS]
-        return {
-            ratio_of(load, figure): self.ratio(load, figure) for load, figure in (*JUDGED, *checks)
-        }
+        judged = {ratio_of(*each): self.ratio(*each) for each in JUDGED}
+        checks = {ratio_of(name, MEAN_TTFT): self.ratio(name, MEAN_TTFT) for name in CHECKS}
+        return judged | {at_most(name): found for name, found in judged.items()} | checks
 
     def waits(self) -> list[Wait]:
         """Every request of every load, in the rounds that count."""

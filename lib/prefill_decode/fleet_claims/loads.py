@@ -16,7 +16,7 @@ from prefill_decode.workload import gamma_arrivals, uniform_lengths
 
 MEAN_TTFT, P95_TTFT, MEAN_TPOT, P95_TPOT = "mean TTFT", "P95 TTFT", "mean TPOT", "P95 TPOT"
 FIGURES = (MEAN_TTFT, P95_TTFT, MEAN_TPOT, P95_TPOT)
-RATES = (0.01, 200.0)  # requests/s, between which one is sought
+RATES = (0.01, 1e5)  # requests/s, between which one is sought
 HALVINGS = 18
 
 
@@ -60,7 +60,12 @@ def rate_that_keeps_busy(
     fleet: Fleet, requests_at: Callable[[float], Sequence[Request]], busy: float
 ) -> float:
     """Requests/s at which the busiest instance is expected to work that share of the time;
-    `requests_at` gives those of a rate."""
+    `requests_at` gives those of a rate. ValueError unless the share lies between 0 and 1."""
+    if not 0 < busy < 1:
+        raise ValueError(
+            f"busy is a share of the time between 0 and 1, which requests can keep an engine at; "
+            f"got {busy}: try 0.5"
+        )
     low, high = RATES
     for _ in range(HALVINGS):
         rate = (low * high) ** 0.5
