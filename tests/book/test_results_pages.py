@@ -253,7 +253,8 @@ def test_a_chapters_machines_stay_a_light_page_when_there_are_more(recorded, num
     largest = max(recorded, key=lambda record: len(record["metrics"]))
     page = machines_page(Chapter(largest["claim"], "Title"), copies(largest, number), "m-0000")
     assert len(headings(page)) == number
-    assert page.count("| ✓ supported |") == number * len(largest["metrics"])
+    judged = re.findall(r"\| [✓✗?∅] \w+ \|", page)  # a fresh run may decide otherwise
+    assert len(judged) == number * len(largest["metrics"])
     assert built_bytes(page) < MOST_BYTES
 
 
