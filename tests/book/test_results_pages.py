@@ -271,7 +271,7 @@ def test_a_chapters_history_stays_a_light_page_when_there_are_more_machines(reco
     assert len(headings(page)) == number
     drawn = min(number, MOST_MACHINES)
     assert page.count("<svg") == drawn * len(largest.quantities)
-    assert page.count("Figures are of 12 other machines.") == number - drawn
+    assert page.count("Figures and earlier runs are of 12 other machines.") == number - drawn
     assert page.count("| date |") == number
     assert built_bytes(page) < MOST_BYTES
 

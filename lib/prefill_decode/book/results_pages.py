@@ -247,7 +247,8 @@ def _histories_by_machine(
         if here in drawn:
             lines += history_section(own, _runs_on(pinned, chapter, here), most)
         else:
-            lines += [f"Figures are of {MOST_MACHINES} other machines.\n", _last_runs(own), ""]
+            told = f"Figures and earlier runs are of {MOST_MACHINES} other machines.\n"
+            lines += [told, _last_runs(own[-1:]), ""]
     return "\n".join(lines)
 
 
