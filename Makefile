@@ -13,8 +13,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 book: .venv/book
 	$(BIN)/prefill-decode book $(ARGS)
 
+# Two processes: one clicks through the pages, the other runs the rest, file by file.
 test: .venv/test browser check
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 check: .venv/test
 	$(BIN)/ruff check .

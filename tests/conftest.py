@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -17,6 +18,7 @@ from prefill_decode.statistics import Interval
 from prefill_decode.step import Chunk
 
 ROOT = Path(__file__).parents[1]
+SITE = "tests/site/"
 # Small enough for float64 on a CPU, with grouped queries and an odd vocabulary.
 TINY = ModelSpec(
     name="tiny",
@@ -42,6 +44,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--site", metavar="BUILD", help="a built book to look at: none is built")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of two processes, one runs all tests of the pages, which share a browser; the rest is shared
+    file by file. Who has most tests begins."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.split("::", 1)[0]
+            return SITE if path.startswith(SITE) else path
+
+    return ByFile(config, log)
+
+
 @pytest.fixture(autouse=True)
 def environment_stays() -> Iterator[None]:
     """A test that leaves the environment changed decides what those after it see."""
@@ -63,12 +79,12 @@ def root() -> Path:
     return ROOT
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny_model() -> ModelSpec:
     return TINY
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def machine() -> Machine:
     return Machine(
         device="cpu",
@@ -85,7 +101,7 @@ def machine() -> Machine:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def timings() -> Timings:
     """Ten quiet rounds: one sequence 10 ms, eight 12 ms, a ceiling's kernel 5 ms."""
     return Timings(
@@ -102,7 +118,7 @@ def timings() -> Timings:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def ceilings(timings: Timings) -> Ceilings:
     """Kernels that `timings` holds: 1e8 bytes and 5e8 FLOP in 5 ms each."""
     hardware = Hardware("Test CPU", "float64", 1e11, 2e10, "made up")

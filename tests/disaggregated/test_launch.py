@@ -13,12 +13,14 @@ import psutil
 import pytest
 
 from prefill_decode import hf_config
+from prefill_decode.disaggregated import launch
 from prefill_decode.disaggregated.journey import Patience
-from prefill_decode.disaggregated.launch import Fleet, workers_here
+from prefill_decode.disaggregated.launch import Fleet, pids_of, workers_here
 from prefill_decode.disaggregated.restarts import RestartLimits
 from prefill_decode.engine.answering import FailedAnswer
 from prefill_decode.engine.sampling import Sampling
 from prefill_decode.engine.serving import build_serving_engine
+from prefill_decode.other_load import allowed_cpus
 from tests.conftest import ROOT
 from tests.small_config import write_small_config
 
@@ -59,6 +61,26 @@ def alone(model, prompt, most, sampling, answers):
         for token in engine.step():
             heard[token.answer].append(token.token_id)
     return heard
+
+
+def test_workers_that_have_processors_of_their_own_keep_to_them(model, monkeypatch):
+    monkeypatch.setattr(launch, "allowed_cpus", lambda: [2, 3, 5, 7, 11])
+    two_each = fleet(model, num_decode=1, threads=2, own_cpus=True)
+    assert [two_each.cpus_of(name) for _, name in two_each.names()] == [[2, 3], [5, 7]]
+    sharing = fleet(model, threads=2)
+    assert sharing.cpus_of("decode-0") == [2, 3, 5, 7, 11]
+    with pytest.raises(ValueError, match="got 6 threads for 5 processors: give fewer"):
+        fleet(model, num_decode=2, threads=2, own_cpus=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processors are held to on Linux only")
+@pytest.mark.skipif(len(allowed_cpus()) < 2, reason="two workers need a processor each")
+def test_processes_run_on_the_processors_of_their_worker_in_all_their_threads(model):
+    given = fleet(model, own_cpus=True)
+    with workers_here(given) as coordinator:
+        for name, pid in pids_of(coordinator).items():
+            for thread in psutil.Process(pid).threads():
+                assert os.sched_getaffinity(thread.id) == set(given.cpus_of(name))
 
 
 class Asking:
@@ -170,7 +192,7 @@ def test_a_fleet_has_workers_for_both_phases(model):
 
 PARENT = """
 import sys, time
-from prefill_decode.disaggregated.launch import Fleet, workers_here
+from prefill_decode.disaggregated.launch import Fleet, pids_of, workers_here
 if __name__ == "__main__":
     fleet = Fleet(1, 1, sys.argv[1], 300, 50, threads=1)
     with workers_here(fleet) as coordinator:

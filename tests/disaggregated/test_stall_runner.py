@@ -9,7 +9,8 @@ import pytest
 from prefill_decode import hf_config
 from prefill_decode.disaggregated import stall_runner as stall
 from prefill_decode.disaggregated.burst import QUIET_GAPS
-from prefill_decode.disaggregated.stall_runner import StallRunner, threads_each
+from prefill_decode.disaggregated.launch import threads_each
+from prefill_decode.disaggregated.stall_runner import StallRunner
 from prefill_decode.engine import slice_of
 from prefill_decode.measure import describe_machine, interleave
 from prefill_decode.serving_metrics import Objectives

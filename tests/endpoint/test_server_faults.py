@@ -133,8 +133,9 @@ def test_a_step_that_fails_is_told_to_everyone_and_to_health(server):
     server.engine.may_step.clear()
     bodies = {"stream": STREAM, "whole": LONG}
     threads = [threading.Thread(target=ask_one, args=pair) for pair in bodies.items()]
-    for thread in threads:
-        thread.start()
+    threads[0].start()
+    wait_until(lambda: server.engine.submitted)  # else its stream does not begin
+    threads[1].start()
     wait_until(lambda: len(server.service.streams) == 2)
     server.engine.step_error = RuntimeError("the device is gone")
     server.engine.may_step.set()

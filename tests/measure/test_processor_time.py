@@ -1,8 +1,11 @@
+import os
 import subprocess
 import sys
 import time
 
-from prefill_decode.measure import processor_time_s
+import pytest
+
+from prefill_decode.measure import process_time_of_s, processor_time, processor_time_s
 
 
 def test_processor_time_counts_this_process_the_servers_and_their_children():
@@ -18,3 +21,25 @@ def test_processor_time_counts_this_process_the_servers_and_their_children():
     assert abs(before_s) < 0.05
     assert family_s > 0.7  # a child alone, or a parent alone, would have about 0.4
     assert processor_time_s([parent.pid]) > 0  # it has ended
+
+
+@pytest.mark.parametrize("platform", [sys.platform, "another"])
+def test_the_time_of_one_process_grows_with_what_it_computes_and_leaves_its_children_out(
+    platform, monkeypatch
+):
+    monkeypatch.setattr(processor_time.sys, "platform", platform)
+    before_s = process_time_of_s(os.getpid())
+    end_s = time.process_time() + 0.3
+    while time.process_time() < end_s:
+        pass
+    burn = "import time\nwhile time.process_time() < 0.5: pass"
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    assert 0.25 < process_time_of_s(os.getpid()) - before_s < 0.45
+
+
+@pytest.mark.parametrize("platform", [sys.platform, "another"])
+def test_a_process_that_has_ended_used_no_more_time(platform, monkeypatch):
+    monkeypatch.setattr(processor_time.sys, "platform", platform)
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    assert process_time_of_s(ended.pid) == 0.0

@@ -55,7 +55,7 @@ LAYERS = (  # lowest first
     ),
     Layer(
         "records",
-        (("results", "fleet_claims"), ("endpoint", "disaggregated", "calibrating")),
+        (("results", "fleet_claims"), ("endpoint", "calibrating"), ("disaggregated",)),
     ),
     Layer("comparison", (("paired", "gate"),)),
     Layer("pages", (("plots",), ("book",))),

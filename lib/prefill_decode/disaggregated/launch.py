@@ -23,6 +23,7 @@ from prefill_decode.disaggregated.restarts import RestartLimits
 from prefill_decode.disaggregated.worker import WorkerOptions, first_line
 from prefill_decode.kv_transfer import Lane
 from prefill_decode.kv_transfer.nixl import refuse_if_missing
+from prefill_decode.measure import Machine
 from prefill_decode.other_load import allowed_cpus
 
 Transfer = Literal["auto", "unix", "tcp", "cma", "nixl"]
@@ -58,6 +59,7 @@ class Fleet:
     most_waiting: int | None = None
     reuse: bool = True
     threads: int | None = None  # of each worker; None: an even share of the processors
+    own_cpus: bool = False  # each worker is held to as many processors as it has threads (Linux)
     transfer: Transfer = "auto"
     pace_bytes_per_s: float | None = None
 
@@ -69,6 +71,12 @@ class Fleet:
             )
         if self.transfer == "nixl":
             refuse_if_missing()
+        needed, there = (self.num_prefill + self.num_decode) * self.threads_each, allowed_cpus()
+        if self.own_cpus and needed > len(there):
+            raise ValueError(
+                f"own_cpus needs a processor for each thread of every worker; got {needed} threads "
+                f"for {len(there)} processors: give fewer, or let workers share"
+            )
 
     @property
     def tokens(self) -> int:
@@ -86,6 +94,13 @@ class Fleet:
             ("decode", self.num_decode),
         ]
         return [(role, f"{role}-{n}") for role, count in counts for n in range(count)]
+
+    def cpus_of(self, name: str) -> list[int]:
+        """Processors that a worker may run on."""
+        if not self.own_cpus:
+            return allowed_cpus()
+        place, each = [own for _, own in self.names()].index(name), self.threads_each
+        return allowed_cpus()[place * each : (place + 1) * each]
 
     def options(self, role: Role, name: str, coordinator: str, listen: str) -> WorkerOptions:
         return WorkerOptions(
@@ -109,10 +124,31 @@ class Fleet:
         )
 
 
-class WorkerProcess:
-    """One start of one worker."""
+def threads_each(machine: Machine) -> int:
+    """Of two workers. ValueError where they cannot have processors of their own."""
+    if machine.device != "cpu":
+        raise ValueError(
+            f"prefill and decode workers compute on the CPU; got the device {machine.device!r}: "
+            "choose cpu"
+        )
+    if machine.threads < 2:
+        raise ValueError(
+            "a prefill worker and a decode worker need a core each; this machine has one: run this "
+            "on two cores or more"
+        )
+    return machine.threads // 2
 
-    def __init__(self, options: WorkerOptions, key: bytes, command: Sequence[str]) -> None:
+
+class WorkerProcess:
+    """One start of one worker, on these processors, or on all of its starter's."""
+
+    def __init__(
+        self,
+        options: WorkerOptions,
+        key: bytes,
+        command: Sequence[str],
+        cpus: Sequence[int] | None = None,
+    ) -> None:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, as long as the process
         threads = {} if options.threads is None else {"OMP_NUM_THREADS": str(options.threads)}
         self._process = subprocess.Popen(
@@ -123,6 +159,9 @@ class WorkerProcess:
             env={**os.environ, **threads},
         )
         self.pid = self._process.pid
+        if cpus is not None and sys.platform == "linux":
+            with suppress(ProcessLookupError):  # it has died already
+                os.sched_setaffinity(self.pid, cpus)  # all threads that it will start inherit this
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it has died already, and will be found dead
             self._process.stdin.write(first_line(options, key))
@@ -182,10 +221,19 @@ def workers_here(
                 for role, name in fleet.names()
             ]
             coordinator.keeper = KeptWorkers(
-                options, lambda option: WorkerProcess(option, key, command), limits
+                options,
+                lambda option: WorkerProcess(option, key, command, fleet.cpus_of(option.name)),
+                limits,
             )
             coordinator.wait_for(fleet.num_prefill, fleet.num_decode, START_S)
             yield coordinator
+
+
+def pids_of(coordinator: Coordinator) -> dict[str, int]:
+    """Of the workers that `workers_here` keeps for it, by name."""
+    assert isinstance(coordinator.keeper, KeptWorkers)
+    running = coordinator.keeper.running.items()
+    return {name: worker.pid for name, worker in running if isinstance(worker, WorkerProcess)}
 
 
 @contextmanager

@@ -21,8 +21,7 @@ from functools import partial
 from typing import Any
 
 from prefill_decode.disaggregated.burst import PROMPT, QUIET_GAPS, Lived, live_through
-from prefill_decode.disaggregated.keeping import KeptWorkers
-from prefill_decode.disaggregated.launch import Fleet, WorkerProcess, workers_here
+from prefill_decode.disaggregated.launch import Fleet, pids_of, threads_each, workers_here
 from prefill_decode.engine.answering import Answering
 from prefill_decode.engine.paged_engine import PagedEngine
 from prefill_decode.engine.serving import BLOCK_TOKENS, ServingEngine
@@ -63,21 +62,6 @@ JOINS = {way: f"{way}: worst first gap of an answer" for way in WAYS}
 WAITS = {way: f"{way}: TTFT" for way in WAYS}
 SLOWER = 8  # than foreseen: for so long streams have tokens to give
 REFERENCE = 2  # than foreseen: for so long they are compared
-
-
-def threads_each(machine: Machine) -> int:
-    """Of two workers. ValueError where they cannot have processors of their own."""
-    if machine.device != "cpu":
-        raise ValueError(
-            f"prefill and decode workers compute on the CPU; got the device {machine.device!r}: "
-            "choose cpu"
-        )
-    if machine.threads < 2:
-        raise ValueError(
-            "a prefill worker and a decode worker need a core each; this machine has one: run this "
-            "on two cores or more"
-        )
-    return machine.threads // 2
 
 
 class StallRunner:
@@ -180,9 +164,7 @@ class StallRunner:
     @property
     def pids(self) -> dict[str, int]:
         """Of the workers, by name."""
-        assert isinstance(self._workers.keeper, KeptWorkers)
-        running = self._workers.keeper.running.items()
-        return {name: worker.pid for name, worker in running if isinstance(worker, WorkerProcess)}
+        return pids_of(self._workers)
 
     def close(self) -> None:
         self._open.close()

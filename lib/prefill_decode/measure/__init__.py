@@ -9,7 +9,7 @@ from prefill_decode.measure.ceilings import (
 from prefill_decode.measure.doctor import Finding, examine, notes
 from prefill_decode.measure.machine import Machine, describe_machine, products_of
 from prefill_decode.measure.peak_memory import peak_memory_bytes
-from prefill_decode.measure.processor_time import processor_time_s
+from prefill_decode.measure.processor_time import process_time_of_s, processor_time_s
 from prefill_decode.measure.thread_share import (
     ceilings_on_threads,
     matrix_on_threads,
@@ -34,6 +34,7 @@ __all__ = [
     "measure_ceilings_in",
     "notes",
     "peak_memory_bytes",
+    "process_time_of_s",
     "processor_time_s",
     "products_of",
     "times_slower",

@@ -40,6 +40,7 @@ from prefill_decode.plots.growth_figures import (
     time_against_context,
     time_of_each_prompt_token,
 )
+from prefill_decode.plots.pace_figures import loads_together, pace_plan_table, pace_table
 from prefill_decode.plots.phase_figures import (
     candidates_table,
     fleets_table,
@@ -119,10 +120,13 @@ __all__ = [
     "hidden_by_the_prefill",
     "laws_table",
     "loads_table",
+    "loads_together",
     "modelled_table",
     "move_or_compute",
     "next_token_against_context",
     "numbers_against_rate",
+    "pace_plan_table",
+    "pace_table",
     "phases_on_the_roofline",
     "placement_laws_table",
     "placement_table",
