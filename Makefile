@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 book: .venv/book
 	$(BIN)/prefill-decode book $(ARGS)
 
-# Two processes: one clicks through the pages, the other runs the rest, file by file.
+# In two processes, file by file; all tests that click through the pages are one's.
 test: .venv/test browser check
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 

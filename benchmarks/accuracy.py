@@ -184,6 +184,7 @@ def apart(plan: Plan) -> list[Replayed]:
         block_tokens=first.block_tokens,
         capacity_tokens=MOST_TOKENS,
         threads=1,
+        own_cpus=True,
     )
     done = []
     with workers_here(fleet) as coordinator:

@@ -46,8 +46,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Of two processes, one runs all tests of the pages, which share a browser; the rest is shared
-    file by file. Who has most tests begins."""
+    """One process runs all tests of the pages, which share a browser; the others are shared file by
+    file. Where most tests are is begun first."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):

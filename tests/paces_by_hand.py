@@ -3,7 +3,16 @@ of one decode 1.5 ms: some times as long as simulated."""
 
 from dataclasses import replace
 
-from prefill_decode.fleet_claims.pace import LOADS, PAIR, WAYS, Busy, Found, Plan, timed
+from prefill_decode.fleet_claims.pace import (
+    LOADS,
+    PAIR,
+    PHASES,
+    WHOLE,
+    Found,
+    Plan,
+    computing,
+    timed,
+)
 from prefill_decode.hardware import Hardware
 from prefill_decode.measure import Timings
 from prefill_decode.simulator import Calibration
@@ -15,13 +24,14 @@ ROUNDS = 7
 
 
 def found_by_hand(**times_of: float) -> Found:
-    """The pair some times as slow as simulated, by load: of a load that is not named, once."""
-    raw_s, busy = {}, {}
+    """The pair takes some times as long as simulated, by the first word of a load, and computes as
+    long as simulated; all else is as simulated."""
+    raw_s = {}
     for load in LOADS:
         slower = times_of.get(load.split()[0].replace("-", "_"), 1.0)
-        for way in WAYS:
-            time_s = PLAN.simulated_s[way, load] * (slower if way == PAIR else 1.0)
-            raw_s[timed(way, load)] = (time_s,) * ROUNDS
-        busy[load] = [Busy(PLAN.busy[load].prefill_s, PLAN.busy[load].decode_s)] * ROUNDS
+        raw_s[timed(PAIR, load)] = (slower * PLAN.simulated_s[PAIR, load],) * ROUNDS
+        raw_s[timed(WHOLE, load)] = (PLAN.simulated_s[WHOLE, load],) * ROUNDS
+        for phase in PHASES:
+            raw_s[computing(phase, load)] = (PLAN.busy_s[phase, load],) * ROUNDS
     times = Timings(raw_s, dict.fromkeys(raw_s, ()), (False,) * ROUNDS, "budget", 1.0)
-    return Found(PLAN, times, busy, [1.0] * ROUNDS)
+    return Found(PLAN, times, [1.0] * ROUNDS)

@@ -59,7 +59,7 @@ def test_new_begins_a_claim_and_says_what_it_wrote(tmp_path):
     assert "there already" in again.stderr
 
 
-def test_a_book_of_some_claims_measures_these_and_leaves_the_others_out(monkeypatch, tmp_path):
+def test_a_book_of_some_claims_measures_these_and_speaks_of_no_other(monkeypatch, tmp_path, capsys):
     ran, staged = [], []
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(
@@ -71,6 +71,9 @@ def test_a_book_of_some_claims_measures_these_and_leaves_the_others_out(monkeypa
     assert cli.main(["book", "decode_is_serial", *words]) == 0
     assert ran == ["decode_is_serial"]
     assert staged == [ROOT]
+    told = capsys.readouterr().out
+    assert "decode_is_serial: not run on this machine" in told
+    assert not any(name in told for name in find_project(ROOT).chapters() if name not in ran)
     assert cli.main(["book", "decode_is_cereal", *words]) == 2
     ran.clear()
     assert cli.main(["book", *words]) == 0

@@ -26,3 +26,18 @@ def test_a_neighbours_work_shows_up():
     code = "import time\nwhile time.process_time() < 0.8: pass"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert theirs._others_s() - theirs.others_s > 0.6
+
+
+def test_one_of_every_core_comes_before_the_second_of_any(tmp_path, monkeypatch):
+    for cpu, siblings in {0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3", 6: "6"}.items():
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(siblings)
+    monkeypatch.setattr(other_load, "TOPOLOGY", tmp_path)
+    assert other_load.cores_first([0, 1, 2, 3, 6]) == [0, 2, 6, 1, 3]
+    assert other_load.cores_first([1, 2, 3]) == [1, 2, 3]
+
+
+def test_where_no_cores_are_told_processors_stay_in_their_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(other_load, "TOPOLOGY", tmp_path)
+    assert other_load.cores_first([4, 2, 7]) == [4, 2, 7]

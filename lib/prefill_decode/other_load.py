@@ -5,11 +5,14 @@ Ignores: processors that are not this process's to use; less than a clock tick o
 
 import os
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import psutil
 
 OTHERS_TOLERATED_CORES = 0.10
+TOPOLOGY = Path("/sys/devices/system/cpu")
 CLOCK_TICK_S = 0.01  # the system counts processor time in ticks of this length
 
 
@@ -19,6 +22,24 @@ def allowed_cpus() -> list[int]:
         return sorted(os.sched_getaffinity(0))
     except AttributeError:  # macOS and Windows have no affinity to ask for
         return list(range(os.cpu_count() or 1))
+
+
+def cores_first(cpus: Sequence[int]) -> list[int]:
+    """These logical processors, one of every core before the second of any; in their order where
+    the system does not tell which share a core (only Linux does)."""
+    rank: dict[int, int] = {}
+    met: Counter[str] = Counter()
+    for cpu in cpus:
+        core = _siblings(cpu)
+        rank[cpu], met[core] = met[core], met[core] + 1
+    return sorted(cpus, key=lambda cpu: rank[cpu])
+
+
+def _siblings(cpu: int) -> str:
+    try:
+        return (TOPOLOGY / f"cpu{cpu}/topology/thread_siblings_list").read_text()
+    except OSError:
+        return str(cpu)
 
 
 class OtherLoad:

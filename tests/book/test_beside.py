@@ -118,7 +118,7 @@ def test_the_command_ends_with_what_is_surprising_beside_the_books_records(
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(theirs))
     assert slug == machine.slug
-    print_surprises(project, [mine], machine)
+    print_surprises(project, project.chapters(), [mine], machine)
     heading, line = capsys.readouterr().out.strip().splitlines()
     assert heading == f"surprising on {machine.title}, beside the book's other machines:"
     assert line.startswith("  ! first: batch 8 / batch 1 is 1.20 [1.10, 1.30], below the other")

@@ -123,7 +123,7 @@ def test_nothing_else_of_the_neighbours_changes(project):
         ("../escape_is_bad", None, "small letters"),
         ("decode_is_serial", None, "there already"),
         (CLAIM, "decode_is_cereal", "did you mean decode_is_serial"),
-        (CLAIM, "", "claim must be one of"),
+        (CLAIM, "", "--after must be one of"),
         ("a_" + "b" * 300, None, "of at most 60"),
     ],
 )

@@ -65,22 +65,34 @@ def alone(model, prompt, most, sampling, answers):
 
 def test_workers_that_have_processors_of_their_own_keep_to_them(model, monkeypatch):
     monkeypatch.setattr(launch, "allowed_cpus", lambda: [2, 3, 5, 7, 11])
+    monkeypatch.setattr(launch, "cores_first", list)
     two_each = fleet(model, num_decode=1, threads=2, own_cpus=True)
     assert [two_each.cpus_of(name) for _, name in two_each.names()] == [[2, 3], [5, 7]]
     sharing = fleet(model, threads=2)
-    assert sharing.cpus_of("decode-0") == [2, 3, 5, 7, 11]
+    assert sharing.cpus_of("decode-0") is None
     with pytest.raises(ValueError, match="got 6 threads for 5 processors: give fewer"):
         fleet(model, num_decode=2, threads=2, own_cpus=True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processors are held to on Linux only")
 @pytest.mark.skipif(len(allowed_cpus()) < 2, reason="two workers need a processor each")
-def test_processes_run_on_the_processors_of_their_worker_in_all_their_threads(model):
+def test_processes_run_on_the_processors_of_their_worker_also_when_started_again(model):
     given = fleet(model, own_cpus=True)
     with workers_here(given) as coordinator:
-        for name, pid in pids_of(coordinator).items():
-            for thread in psutil.Process(pid).threads():
-                assert os.sched_getaffinity(thread.id) == set(given.cpus_of(name))
+        first = pids_of(coordinator)
+        assert_held(given, first)
+        os.kill(first["decode-0"], signal.SIGKILL)
+        end_s = time.monotonic() + 240
+        while pids_of(coordinator).get("decode-0") in (None, first["decode-0"]):
+            assert time.monotonic() < end_s, coordinator.state()
+            coordinator.step()
+        assert_held(given, pids_of(coordinator))
+
+
+def assert_held(given, pids):
+    for name, pid in pids.items():
+        for thread in psutil.Process(pid).threads():
+            assert os.sched_getaffinity(thread.id) == set(given.cpus_of(name))
 
 
 class Asking:
@@ -192,7 +204,7 @@ def test_a_fleet_has_workers_for_both_phases(model):
 
 PARENT = """
 import sys, time
-from prefill_decode.disaggregated.launch import Fleet, pids_of, workers_here
+from prefill_decode.disaggregated.launch import Fleet, workers_here
 if __name__ == "__main__":
     fleet = Fleet(1, 1, sys.argv[1], 300, 50, threads=1)
     with workers_here(fleet) as coordinator:

@@ -17,18 +17,22 @@ from prefill_decode.engine.answering import FailedAnswer
 from prefill_decode.fleet_claims.pace import (
     LOADS,
     PAIR,
+    PHASES,
     REQUESTS,
     TOGETHER,
     TOKENS,
     WAYS,
     WHOLE,
     Plan,
+    computing,
     timed,
 )
+from prefill_decode.fleet_claims.pools import OUTPUT_HEAVY, PROMPT_HEAVY
 from prefill_decode.measure import describe_machine, interleave
 from prefill_decode.request import Request
 from prefill_decode.results import load as load_record
 from prefill_decode.results import make_record, save
+from tests.conftest import TINY
 from tests.disaggregated.scripted import tiny_config
 
 
@@ -55,40 +59,50 @@ def found(runner, share):
     return runner.found(times)
 
 
-def test_steps_are_calibrated_on_the_threads_of_one_worker_and_nobody_pauses(runner):
-    assert runner.calibrator.machine.threads == runner.threads == 1
+def test_steps_are_calibrated_on_one_thread_and_nobody_pauses(runner):
+    assert runner.calibrator.machine.threads == 1
     assert not any(one.idle_s for one in runner.calibrator.episodes)
     assert runner.ceilings is runner.calibrator.ceilings
+
+
+def test_a_machine_of_one_core_is_refused_before_anything_is_timed(share):
+    with pytest.raises(ValueError, match="need a core each; this machine has one"):
+        calibrate_share(TINY, share, 1000.0)
 
 
 def test_every_load_runs_either_way_beside_the_kernels_that_set_the_ceilings(runner, found):
     runs = {timed(way, load) for way in WAYS for load in LOADS}
     assert set(runner.steps) == runs | set(runner.ceilings.steps())
-    assert set(found.times.raw_s) == set(runner.steps)
-    for load in LOADS:
-        assert len(found.busy[load]) == found.times.num_rounds
-        assert all(busy.prefill_s > 0 and busy.decode_s > 0 for busy in found.busy[load])
+    computed = {computing(phase, load) for phase in PHASES for load in LOADS}
+    assert set(found.times.raw_s) == set(runner.steps) | computed
+    assert all(time_s > 0 for name in computed for time_s in found.times.raw_s[name])
 
 
-def test_everybody_gives_the_tokens_of_one_engine(found):
-    assert found.figures()[TOKENS].low == 1.0
+def test_every_answer_of_the_pair_has_the_tokens_of_one_engine(found):
+    assert len(found.alike) == found.times.num_rounds
+    assert min(found.alike) == 1.0
 
 
-def test_other_tokens_are_noticed(runner):
+def test_other_tokens_of_one_load_are_noticed_in_its_round(runner, found):
+    times, before = found.times, runner._expected
     name = runner.plan.requests(TOGETHER)[0].request_id
-    before = runner._expected
     runner._expected = {**before, name: [60 - token for token in before[name]]}
     try:
         runner.steps[timed(PAIR, TOGETHER)]()
     finally:
         runner._expected = before
-    assert runner._alike.pop() == pytest.approx(1 - 1 / (2 * REQUESTS))
+    assert runner._alike[TOGETHER][-1] == pytest.approx(1 - 1 / (2 * REQUESTS))
+    for load in (PROMPT_HEAVY, OUTPUT_HEAVY):  # the others of that round
+        runner.steps[timed(PAIR, load)]()
+    bare = {name: times.raw_s[name] for name in runner.steps}
+    again = runner.found(replace(times, raw_s=bare, warmup_s=dict.fromkeys(bare, ())))
+    assert again.alike[-1] == pytest.approx(1 - 1 / (2 * REQUESTS))
+    assert set(again.alike[:-1]) == {1.0}
 
 
 def test_what_is_found_makes_a_record(runner, found, tmp_path):
     plan = runner.plan
-    controls = [plan.on_one_worker, plan.both_busy, Prediction(TOKENS, 1.0, 0.5)]
-    claim = Claim("any", plan.predictions, controls)
+    claim = Claim("any", plan.predictions, [*plan.on_one_worker, Prediction(TOKENS, 1.0, 0.5)])
     assert set(runner.works) == {timed(WHOLE, load) for load in LOADS}
     record = make_record(
         "any",
@@ -104,13 +118,14 @@ def test_what_is_found_makes_a_record(runner, found, tmp_path):
     )
     assert load_record(save(record, tmp_path)) == record
     assert record["parameters"]["loads"]["output-heavy"] == [8, 5]
+    assert isinstance(record["parameters"]["processors_of_their_own"], bool)
 
 
-def test_rounds_that_do_not_count_are_no_busy_time_either(runner, found):
-    times = found.times
-    first_bad = replace(times, disturbed=(True, *(False,) * (times.num_rounds - 1)))
-    counts = len(first_bad.times_s(timed(PAIR, TOGETHER)))
-    assert len(runner.found(first_bad).busy[TOGETHER]) == counts
+def test_a_worker_that_ends_during_a_run_leaves_no_time(runner, monkeypatch):
+    told = iter([{("prefill-0", 1): 1.0}, {("prefill-0", 2): 0.1}])
+    monkeypatch.setattr(runner, "_processor_times_s", lambda: next(told))
+    with pytest.raises(RuntimeError, match="a worker ended during a run"):
+        runner.steps[timed(PAIR, OUTPUT_HEAVY)]()
 
 
 def test_closing_ends_both_workers(runner, tmp_path):

@@ -31,7 +31,7 @@ def new_chapter(
     chapters = project.chapters()
     if not chapters:
         raise ValueError(f"{project.root / '_toc.yml'}: a claim follows a chapter; it has none")
-    before = chapters[-1] if after is None else project.chosen([after])[0]
+    before = chapters[-1] if after is None else project.chosen([after], "--after")[0]
     following = chapters[chapters.index(before) + 1 :][:1]
     link = _link(title, claim)
     neighbours = [("Before", before), *(("Next", name) for name in following)]

@@ -97,15 +97,17 @@ class Project:
             return None
         return done.stdout.strip()
 
-    def chosen(self, wanted: list[str]) -> list[str]:
+    def chosen(self, wanted: list[str], given_as: str = "claim") -> list[str]:
         """The wanted chapters in reading order, all when none is named. ValueError for unknown
-        ones.
+        ones, in words that name what they were given as.
         """
         names = self.chapters()
         for name in wanted:
             if name not in names:
                 hint = did_you_mean(name, names)
-                raise ValueError(f"claim must be one of {', '.join(names)}; got {name!r}{hint}")
+                raise ValueError(
+                    f"{given_as} must be one of {', '.join(names)}; got {name!r}{hint}"
+                )
         return [name for name in names if not wanted or name in wanted]
 
     def title(self, chapter: str) -> str:

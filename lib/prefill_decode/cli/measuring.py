@@ -93,7 +93,8 @@ def book(options: argparse.Namespace) -> int:
     project = project_of(options)
     machine = measure.describe_machine(options.device)
     project.repository_url()  # a fault there should stop the book before it measures
-    runs, failures = run_chapters(project, project.chosen(options.claims), options, machine)
+    chapters = project.chosen(options.claims)
+    runs, failures = run_chapters(project, chapters, options, machine)
     if INTERRUPTED in failures.values():
         return INTERRUPTED
     records, problems = results.load_all(project.results)
@@ -102,8 +103,8 @@ def book(options: argparse.Namespace) -> int:
     reasons = {chapter: str(reason) for chapter, reason in failures.items()}
     source = publishing.stage(project, runs, reasons, records, machine.slug, options.repository_url)
     cover = publishing.build_html(project, source)
-    print_verdicts(project, project.chapters(), machine)
-    print_surprises(project, records, machine)
+    print_verdicts(project, chapters, machine)
+    print_surprises(project, chapters, records, machine)
     print(f"\nopen {cover}")
     return FINDING if failures or problems else FINE
 
@@ -214,12 +215,15 @@ def print_verdicts(project: "Project", chapters: Sequence[str], machine: "Machin
 
 
 def print_surprises(
-    project: "Project", records: Sequence[dict[str, Any]], machine: "Machine"
+    project: "Project",
+    chapters: Sequence[str],
+    records: Sequence[dict[str, Any]],
+    machine: "Machine",
 ) -> None:
-    """Where this machine's results lie apart from those of all that came with the book."""
+    """Where these chapters differ here from all machines that came with the book."""
     from prefill_decode import results
     from prefill_decode.book.surprises import surprise_lines
 
     others, _ = results.load_all(project.root / "book" / "results")
     print(f"\nsurprising on {machine.title}, beside the book's other machines:")
-    print("\n".join(surprise_lines(project.chapters(), records, machine.slug, others)))
+    print("\n".join(surprise_lines(chapters, records, machine.slug, others)))

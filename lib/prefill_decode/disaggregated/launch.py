@@ -24,7 +24,7 @@ from prefill_decode.disaggregated.worker import WorkerOptions, first_line
 from prefill_decode.kv_transfer import Lane
 from prefill_decode.kv_transfer.nixl import refuse_if_missing
 from prefill_decode.measure import Machine
-from prefill_decode.other_load import allowed_cpus
+from prefill_decode.other_load import allowed_cpus, cores_first
 
 Transfer = Literal["auto", "unix", "tcp", "cma", "nixl"]
 LANES: dict[Transfer, Lane] = {
@@ -59,7 +59,7 @@ class Fleet:
     most_waiting: int | None = None
     reuse: bool = True
     threads: int | None = None  # of each worker; None: an even share of the processors
-    own_cpus: bool = False  # each worker is held to as many processors as it has threads (Linux)
+    own_cpus: bool = False  # each worker is held to a processor for each of its threads (Linux)
     transfer: Transfer = "auto"
     pace_bytes_per_s: float | None = None
 
@@ -95,12 +95,12 @@ class Fleet:
         ]
         return [(role, f"{role}-{n}") for role, count in counts for n in range(count)]
 
-    def cpus_of(self, name: str) -> list[int]:
-        """Processors that a worker may run on."""
+    def cpus_of(self, name: str) -> list[int] | None:
+        """Processors that a worker is held to, of cores of their own as far as there are enough."""
         if not self.own_cpus:
-            return allowed_cpus()
+            return None
         place, each = [own for _, own in self.names()].index(name), self.threads_each
-        return allowed_cpus()[place * each : (place + 1) * each]
+        return cores_first(allowed_cpus())[place * each : (place + 1) * each]
 
     def options(self, role: Role, name: str, coordinator: str, listen: str) -> WorkerOptions:
         return WorkerOptions(
@@ -131,7 +131,7 @@ def threads_each(machine: Machine) -> int:
             f"prefill and decode workers compute on the CPU; got the device {machine.device!r}: "
             "choose cpu"
         )
-    if machine.threads < 2:
+    if min(machine.threads, len(allowed_cpus())) < 2:
         raise ValueError(
             "a prefill worker and a decode worker need a core each; this machine has one: run this "
             "on two cores or more"
@@ -140,7 +140,8 @@ def threads_each(machine: Machine) -> int:
 
 
 class WorkerProcess:
-    """One start of one worker, on these processors, or on all of its starter's."""
+    """One start of one worker, held to these processors where the system has such a thing and
+    allows it; else on all of its starter's."""
 
     def __init__(
         self,
@@ -160,8 +161,9 @@ class WorkerProcess:
         )
         self.pid = self._process.pid
         if cpus is not None and sys.platform == "linux":
-            with suppress(ProcessLookupError):  # it has died already
-                os.sched_setaffinity(self.pid, cpus)  # all threads that it will start inherit this
+            with suppress(OSError):  # it has died already, or this is forbidden
+                for thread in os.listdir(f"/proc/{self.pid}/task"):  # later ones inherit it
+                    os.sched_setaffinity(int(thread), cpus)
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it has died already, and will be found dead
             self._process.stdin.write(first_line(options, key))

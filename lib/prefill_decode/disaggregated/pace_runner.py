@@ -1,18 +1,20 @@
 """PaceRunner: a plan's loads on a prefill worker and a decode worker, and on one that does both.
 
-    pair              two processes, as `prefill-decode serve --prefill 1 --decode 1` starts them,
-                      each held to half of the processors; their coordinator here
-    one whole worker  an engine here, on as many threads as one of them
+    pair              two processes of one thread each, held to a processor of its own where the
+                      system allows; their coordinator here
+    one whole worker  an engine here, on one thread
 
 All requests of a load are asked at once; a run ends with the last token. All give the same tokens.
-What the workers' processes computed meanwhile is their processor time: with a thread each, an idle
-one has none.
+What the workers' processes computed meanwhile is their processor time: with one thread, who is
+idle has none.
 
 Timed:   from before the first request is asked until the last token is here.
 Ignores: HTTP, text; the coordinator's own processor time, which shares the workers' processors.
 """
 
+import os
 import random
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -28,16 +30,16 @@ from prefill_decode.fleet_claims.pace import (
     LOADS,
     LONG_CONTEXT,
     MOST_ROWS,
-    PAIR,
     PLACES,
     REQUESTS,
     SETTINGS,
     TOGETHER,
+    TOKENS,
     WAYS,
     WHOLE,
-    Busy,
     Found,
     Plan,
+    computing,
     timed,
 )
 from prefill_decode.measure import (
@@ -61,12 +63,12 @@ Answers = Mapping[str, Sequence[int]]  # token ids by request
 def calibrate_share(
     model: ModelSpec, machine: Machine, budget_s: float, seed: int = 0
 ) -> Calibrator:
-    """Steps as long as the loads', timed on the threads that each of two workers has, in about
-    `budget_s` seconds; a third of them for the ceilings of those threads. ValueError where two
-    workers cannot have threads of their own."""
-    threads = threads_each(machine)
-    share = replace(machine, threads=threads)
-    with torch_threads(threads):
+    """Steps as long as the loads', timed on one thread, in about `budget_s` seconds; a third of
+    them for the ceilings of that thread. ValueError where two workers cannot have a processor
+    each."""
+    threads_each(machine)
+    share = replace(machine, threads=1)
+    with torch_threads(1):
         ceilings = measure_ceilings(share, model.dtype, budget_s / 3, seed)
         calibrator = share_calibrator(model, share, ceilings, seed)
         calibrator.run(budget_s * 2 / 3)
@@ -76,7 +78,7 @@ def calibrate_share(
 def share_calibrator(
     model: ModelSpec, share: Machine, ceilings: Ceilings, seed: int = 0
 ) -> Calibrator:
-    """Of a machine that has a worker's threads; without waking, since nobody pauses."""
+    """Of a machine of one thread; without waking, since nobody pauses."""
     episodes = [one for one in design(MOST_ROWS, PLACES, LONG_CONTEXT) if not one.idle_s]
     return Calibrator(
         model, share, episodes=episodes, ceilings=ceilings, seed=seed, num_blocks=NUM_BLOCKS
@@ -90,7 +92,7 @@ class PaceRunner:
 
     def __init__(self, plan: Plan, calibrator: Calibrator, served: str) -> None:
         self.plan, self.calibrator = plan, calibrator
-        self.model, self.threads = calibrator.model, calibrator.machine.threads
+        self.model = calibrator.model
         dice = random.Random(calibrator.seed)
         self._prompts = {
             one.request_id: [
@@ -98,8 +100,8 @@ class PaceRunner:
             ]
             for one in plan.requests(TOGETHER)
         }
-        self._busy: dict[str, list[Busy]] = {load: [] for load in LOADS}
-        self._alike: list[float] = []
+        self._computing_s: dict[str, list[float]] = {}
+        self._alike: dict[str, list[float]] = {}  # by load, of the pair
         self._engine = PagedEngine(
             self.model,
             num_blocks=NUM_BLOCKS,
@@ -113,16 +115,16 @@ class PaceRunner:
 
     @property
     def steps(self) -> Mapping[str, Callable[[], None]]:
-        """Of a round; the ceilings' kernels on a worker's threads are among them."""
+        """Of a round; the ceilings' kernels on one thread are among them."""
         runs = {timed(way, load): partial(self._run, way, load) for way in WAYS for load in LOADS}
         kernels = {
-            name: partial(self._on_share, run) for name, run in self.ceilings.steps().items()
+            name: partial(_on_one_thread, run) for name, run in self.ceilings.steps().items()
         }
         return runs | kernels
 
     @property
     def ceilings(self) -> Ceilings:
-        """Of one worker's threads."""
+        """Of one thread."""
         return self.calibrator.ceilings
 
     @property
@@ -139,7 +141,8 @@ class PaceRunner:
         loads = {name: list(lengths) for name, lengths in self.plan.lengths.items()}
         return {
             "num_layers": self.model.num_layers,
-            "threads_each": self.threads,
+            "threads_each": 1,
+            "processors_of_their_own": self._held(),
             "places": PLACES,
             "requests": REQUESTS,
             "loads": loads,
@@ -150,40 +153,43 @@ class PaceRunner:
         return processor_time_s(pids_of(self._workers).values())
 
     def found(self, times: Timings) -> Found:
-        rounds = times.num_rounds
-
-        def counted(values: Sequence[Any]) -> list[Any]:
-            last = values[len(values) - rounds :]  # not warm-ups
-            pairs = zip(last, times.disturbed, strict=True)
-            return [each for each, bad in pairs if times.trusts_all_rounds or not bad]
-
-        busy = {load: counted(each) for load, each in self._busy.items()}
-        return Found(self.plan, times, busy, self._alike)
+        alike = [min(each) for each in zip(*self._alike.values(), strict=False)]
+        counted = times.with_noted({TOKENS: alike}).times_s(TOKENS)
+        return Found(self.plan, times.with_noted(self._computing_s), counted)
 
     def close(self) -> None:
         self._open.close()
 
     def _run(self, way: str, load: str) -> None:
-        answers = self._answers_of_pair(load) if way == PAIR else self._answers_of_one(load)
-        same = [ids == self._expected[name] for name, ids in answers.items()]
-        self._alike.append(sum(same) / len(same))
-
-    def _answers_of_pair(self, load: str) -> Answers:
-        pids = pids_of(self._workers)
-        before_s = {name: process_time_of_s(pid) for name, pid in pids.items()}
+        if way == WHOLE:
+            self._answers_of_one(load)
+            return
+        before_s = self._processor_times_s()
         answers = ask_at_once(self._workers, self._asked(load))
-        used_s = {name: process_time_of_s(pid) - before_s[name] for name, pid in pids.items()}
-        self._busy[load].append(Busy(used_s["prefill-0"], used_s["decode-0"]))
-        return answers
+        after_s = self._processor_times_s()
+        if set(before_s) != set(after_s):
+            raise RuntimeError("a worker ended during a run, so its time is not known: run again")
+        for (name, pid), used_s in after_s.items():
+            noted = self._computing_s.setdefault(computing(name.partition("-")[0], load), [])
+            noted.append(used_s - before_s[name, pid])
+        same = [ids == self._expected[name] for name, ids in answers.items()]
+        self._alike.setdefault(load, []).append(sum(same) / len(same))
+
+    def _processor_times_s(self) -> dict[tuple[str, int], float]:
+        """Of the workers that are there, by name and process."""
+        return {each: process_time_of_s(each[1]) for each in pids_of(self._workers).items()}
+
+    def _held(self) -> bool:
+        """Whether either of the pair runs on one processor, and not on the other's."""
+        if sys.platform != "linux":
+            return False
+        held = [os.sched_getaffinity(pid) for pid in pids_of(self._workers).values()]
+        return all(len(each) == 1 for each in held) and held[0] != held[-1]
 
     def _answers_of_one(self, load: str) -> Answers:
         serving = ServingEngine(self._engine, SETTINGS, reuse=False)
-        with torch_threads(self.threads):
+        with torch_threads(1):
             return ask_at_once(serving, self._asked(load))
-
-    def _on_share(self, run: Callable[[], object]) -> None:
-        with torch_threads(self.threads):
-            run()
 
     def _asked(self, load: str) -> list[tuple[Request, list[int]]]:
         return [(one, self._prompts[one.request_id]) for one in self.plan.requests(load)]
@@ -202,9 +208,14 @@ class PaceRunner:
             most_tokens_per_step=MOST_ROWS,
             most_sequences=PLACES,
             reuse=False,
-            threads=self.threads,
+            threads=1,
             own_cpus=True,
         )
+
+
+def _on_one_thread(run: Callable[[], object]) -> None:
+    with torch_threads(1):
+        run()
 
 
 def ask_at_once(serving: Answering, asked: Sequence[tuple[Request, Sequence[int]]]) -> Answers:

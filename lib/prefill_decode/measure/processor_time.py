@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from math import nan
 
 import psutil
 
@@ -17,13 +18,13 @@ def processor_time_s(pids: Iterable[int]) -> float:
 
 def process_time_of_s(pid: int) -> float:
     """Processor seconds of one process, without its children. Linux tells them to the nanosecond,
-    others as finely as they count. 0 for one that has ended."""
+    others as finely as they count. NaN for one that has ended."""
     try:
         if sys.platform == "linux":
             return time.clock_gettime(_clock_of(pid))
         used = psutil.Process(pid).cpu_times()
     except (OSError, psutil.Error):
-        return 0.0
+        return nan
     return float(used.user + used.system)
 
 

@@ -4,13 +4,13 @@ together, and how busy either of the pair was.
 As everywhere in the book, predictions are diamonds and lines, measurements are points, the title is
 the finding."""
 
-from statistics import median
 from typing import Any
 
 from prefill_decode.fleet_claims.pace import (
     LEANING,
     LOADS,
     PAIR,
+    PLACES,
     REQUESTS,
     TOGETHER,
     WAYS,
@@ -18,7 +18,6 @@ from prefill_decode.fleet_claims.pace import (
     Found,
     Plan,
 )
-from prefill_decode.fleet_claims.pools import OUTPUT_HEAVY, PROMPT_HEAVY
 from prefill_decode.plots.svg import BLUE, INK, ORANGE, Figure, as_figure, canvas
 from prefill_decode.plots.tables import SEEN, Text, format_interval, format_interval_s, table
 from prefill_decode.plots.tables import closing as timer_says
@@ -26,20 +25,21 @@ from prefill_decode.units import MS, format_seconds, format_significant
 
 SPLIT_OF = 8  # workers, for the law's best split
 NOT_APPLICABLE = "—"
+BARS = {"prefill": (0.3, BLUE), "decode": (-0.3, ORANGE)}  # above and below a load's place
 
 
 def pace_plan_table(plan: Plan) -> Text:
     """What is expected of every load before any of them has run."""
     rows = []
     for load in LOADS:
-        busy = plan.busy[load]
         rows.append(
             (
                 load,
                 *_of_endless(plan, load),
                 format_seconds(plan.simulated_s[PAIR, load]),
-                format_seconds(busy.prefill_s),
-                format_seconds(busy.decode_s),
+                format_seconds(plan.busy_s["prefill", load]),
+                format_seconds(plan.busy_s["decode", load]),
+                format_significant(plan.idle(load)),
                 format_seconds(plan.simulated_s[WHOLE, load]),
             )
         )
@@ -51,14 +51,16 @@ def pace_plan_table(plan: Plan) -> Text:
         f"{PAIR}, simulated",
         "prefill worker busy",
         "decode worker busy",
+        "idle share",
         f"{WHOLE}, simulated",
     )
     found = plan.calibrated
     errors = max(each.median for each in found.residuals)
     closing = (
-        f"{REQUESTS} requests of each load, all at once. Step times are of {found.num_rounds} "
-        f"rounds on one worker's threads; the fit errs by {errors:.1%} in the median of its worst "
-        "kind of step."
+        f"{REQUESTS} requests of each load, all at once; {PLACES} may decode at a time. Two "
+        f"workers that do both, side by side, would take {format_seconds(plan.two_whole_s)} for "
+        f"both loads. Step times are of {found.num_rounds} rounds on one thread; the fit errs by "
+        f"{errors:.1%} in the median of its worst kind of step."
     )
     return Text(table(header, rows) + f"\n\n{closing}\n")
 
@@ -76,15 +78,14 @@ def pace_table(found: Found) -> Text:
     plan, rows = found.plan, []
     for way in WAYS:
         for load in LOADS:
-            pair = way == PAIR
             rows.append(
                 (
                     f"{way}: {load}",
                     format_interval_s(found.time_s(way, load)),
                     format_seconds(plan.simulated_s[way, load]),
                     format_interval(found.over_simulated(way, load)),
-                    format_interval(found.idler(load)) if pair else NOT_APPLICABLE,
-                    format_significant(plan.busy[load].idler(load)) if pair else NOT_APPLICABLE,
+                    format_interval(found.idle(load)) if way == PAIR else NOT_APPLICABLE,
+                    format_significant(plan.idle(load)) if way == PAIR else NOT_APPLICABLE,
                 )
             )
     header = (
@@ -92,7 +93,7 @@ def pace_table(found: Found) -> Text:
         f"time, {SEEN}",
         "simulated",
         f"{SEEN} / simulated",
-        f"busy, idler / other, {SEEN}",
+        f"idle share, {SEEN}",
         "simulated",
     )
     added = "; ".join(
@@ -126,12 +127,9 @@ def _draw_way(axes: Any, found: Found, way: str, alone_ms: float) -> None:
     places = {load: -number for number, load in enumerate(LOADS)}
     for load, place in places.items():
         if way == PAIR:
-            busy = found.busy[load]
-            for shift, color, used_s in (
-                (0.3, BLUE, median(each.prefill_s for each in busy)),
-                (-0.3, ORANGE, median(each.decode_s for each in busy)),
-            ):
-                axes.barh(place + shift, used_s / MS, 0.22, color=color, alpha=0.75, linewidth=0)
+            for phase, (shift, color) in BARS.items():
+                busy_ms = found.busy_s(phase, load).median / MS
+                axes.barh(place + shift, busy_ms, 0.22, color=color, alpha=0.75, linewidth=0)
         measured = found.time_s(way, load)
         ends = [[measured.median - measured.low], [measured.high - measured.median]]
         axes.errorbar(
@@ -157,29 +155,15 @@ def _draw_way(axes: Any, found: Found, way: str, alone_ms: float) -> None:
         axes.annotate("one after\nthe other", (alone_ms, last + 0.45), (-3, 0),
                       textcoords="offset points", ha="right", va="top", fontsize=9)  # fmt: skip
     else:
-        axes.set_title(f"{way}, with the threads of one of the pair", fontsize=10.5)
+        axes.set_title(f"{way}, on one thread as each of the pair", fontsize=10.5)
 
 
 def _name_bars(axes: Any, found: Found) -> None:
-    """Each beside its longest bar of a load alone."""
-    longest = {
-        PROMPT_HEAVY: (
-            0.3,
-            BLUE,
-            "prefill worker",
-            [each.prefill_s for each in found.busy[PROMPT_HEAVY]],
-        ),
-        OUTPUT_HEAVY: (
-            -0.3,
-            ORANGE,
-            "decode worker",
-            [each.decode_s for each in found.busy[OUTPUT_HEAVY]],
-        ),
-    }
-    for load, (shift, color, words, used_s) in longest.items():
-        place = (median(used_s) / MS, shift - LOADS.index(load))
-        axes.annotate(words, place, (4, 0), textcoords="offset points", va="center", color=color,
-                      fontsize=9.5)  # fmt: skip
+    """Each beside its bar of the load that leans to it."""
+    for (phase, (shift, color)), load in zip(BARS.items(), LEANING, strict=True):
+        place = (found.busy_s(phase, load).median / MS, shift - LOADS.index(load))
+        axes.annotate(f"{phase} worker", place, (4, 0), textcoords="offset points", va="center",
+                      color=color, fontsize=9.5)  # fmt: skip
 
 
 def _spoken(found: Found) -> str:
