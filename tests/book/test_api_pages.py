@@ -7,8 +7,11 @@ import inspect
 import pytest
 
 from prefill_decode.book.api_pages import (
+    MOST_MODULES,
+    Page,
     api_contents,
     api_pages,
+    in_parts,
     page_text,
     where_offered,
     write_api_pages,
@@ -47,6 +50,20 @@ def test_a_part_offers_what_python_finds_in_it_and_nothing_private(part):
         assert all(callable(getattr(module, name)) or name[0].isupper() for name in names)
     for definition in offered:
         assert hasattr(module, definition.name), definition.name
+
+
+def test_a_page_of_many_modules_is_several_that_have_them_all_in_their_order():
+    many = Page("p", "P", tuple((f"m{number}", "", ()) for number in range(2 * MOST_MODULES + 1)))
+    parts = in_parts(many)
+    assert [(part.name, part.title) for part in parts] == [
+        ("p", "P, 1 of 3"), ("p_2", "P, 2 of 3"), ("p_3", "P, 3 of 3")]  # fmt: skip
+    assert sum((part.modules for part in parts), ()) == many.modules
+    assert {len(part.modules) for part in parts} == {
+        MOST_MODULES * 2 // 3,
+        MOST_MODULES * 2 // 3 + 1,
+    }
+    few = Page("p", "P", many.modules[:MOST_MODULES])
+    assert in_parts(few) == [few]
 
 
 def test_a_function_is_shown_as_it_is_called():

@@ -134,6 +134,7 @@ def test_closing_ends_both_workers(runner, tmp_path):
     assert len(children) >= 2
     made.close()
     assert len(psutil.Process().children()) == len(children) - 2
+    assert made.parameters["threads_each"] == 1  # a record is made then
 
 
 def test_an_answer_that_fails_ends_the_run_in_words():

@@ -43,8 +43,10 @@ PAGES = [
     "book/api.html",
     "book/api/engine.html",
     "book/api/logic.html",
+    "book/api/logic_2.html",
     "book/api/endpoint.html",
     "book/api/disaggregated.html",
+    "book/api/disaggregated_2.html",
     "book/references.html",
     *CHAPTER_PAGES,
 ]

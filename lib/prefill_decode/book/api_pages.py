@@ -7,6 +7,8 @@ function and class whose name has no underscore before it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
 from pathlib import Path
 
 from prefill_decode.book.layers import LAYERS, PACKAGE, Layer
@@ -20,6 +22,8 @@ from prefill_decode.book.public_names import (
     public_definitions,
 )
 from prefill_decode.book.signatures import directive, first_paragraph, prose
+
+MOST_MODULES = 16  # of a page
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,24 @@ def where_offered(pages: Sequence[Page]) -> dict[tuple[str, str], str]:
 
 
 def api_pages() -> list[Page]:
-    return [page for layer in LAYERS for page in _pages_of(layer)]
+    return [part for layer in LAYERS for page in _pages_of(layer) for part in in_parts(page)]
+
+
+def in_parts(page: Page) -> list[Page]:
+    """Of a page with too many modules to be light, several with as many each, or one less; the
+    first keeps its name."""
+    count = ceil(len(page.modules) / MOST_MODULES)
+    if count == 1:
+        return [page]
+    ends = [len(page.modules) * part // count for part in range(count + 1)]
+    return [
+        Page(
+            page.name if part == 1 else f"{page.name}_{part}",
+            f"{page.title}, {part} of {count}",
+            page.modules[first:last],
+        )
+        for part, (first, last) in enumerate(pairwise(ends), 1)
+    ]
 
 
 def api_contents() -> str:

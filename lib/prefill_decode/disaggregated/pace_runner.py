@@ -112,6 +112,7 @@ class PaceRunner:
         self._expected = self._answers_of_one(TOGETHER)
         self._open = ExitStack()
         self._workers = self._open.enter_context(workers_here(self._fleet(served)))
+        self._held = _held_apart(list(pids_of(self._workers).values()))
 
     @property
     def steps(self) -> Mapping[str, Callable[[], None]]:
@@ -142,7 +143,7 @@ class PaceRunner:
         return {
             "num_layers": self.model.num_layers,
             "threads_each": 1,
-            "processors_of_their_own": self._held(),
+            "processors_of_their_own": self._held,
             "places": PLACES,
             "requests": REQUESTS,
             "loads": loads,
@@ -179,13 +180,6 @@ class PaceRunner:
         """Of the workers that are there, by name and process."""
         return {each: process_time_of_s(each[1]) for each in pids_of(self._workers).items()}
 
-    def _held(self) -> bool:
-        """Whether either of the pair runs on one processor, and not on the other's."""
-        if sys.platform != "linux":
-            return False
-        held = [os.sched_getaffinity(pid) for pid in pids_of(self._workers).values()]
-        return all(len(each) == 1 for each in held) and held[0] != held[-1]
-
     def _answers_of_one(self, load: str) -> Answers:
         serving = ServingEngine(self._engine, SETTINGS, reuse=False)
         with torch_threads(1):
@@ -211,6 +205,14 @@ class PaceRunner:
             threads=1,
             own_cpus=True,
         )
+
+
+def _held_apart(pids: Sequence[int]) -> bool:
+    """Whether each of two processes runs on one processor, and not on the other's."""
+    if sys.platform != "linux":
+        return False
+    first, second = (os.sched_getaffinity(pid) for pid in pids)
+    return len(first) == len(second) == 1 and first != second
 
 
 def _on_one_thread(run: Callable[[], object]) -> None:
