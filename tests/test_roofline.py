@@ -8,6 +8,7 @@ from prefill_decode import hf_config
 from prefill_decode.hardware import Hardware, accelerator, accelerators
 from prefill_decode.model_spec import Experts, ModelSpec
 from prefill_decode.roofline import (
+    Operation,
     StepWork,
     Work,
     in_series,
@@ -95,6 +96,7 @@ def test_the_bound_is_the_slower_of_arithmetic_and_memory():
     assert Work(1000, 50).limited_by(HARDWARE) == "compute"
     assert Work(100, 50).limited_by(HARDWARE) == "bandwidth"
     assert Work(500, 50).intensity_flops_per_byte == HARDWARE.ridge_flops_per_byte == 10
+    assert Work(500, 50).limited_by(HARDWARE) == "bandwidth"  # both take as long
 
 
 def test_a_step_waits_for_each_part_in_turn(tiny_model):
@@ -126,6 +128,14 @@ def test_prompts_that_tell_lie_on_both_sides_of_the_turning_point():
         ratio = long.least_time_s(hardware) / short.least_time_s(hardware)
         assert 7 < ratio < 20, hardware.name  # attention grows faster than the prompt
         assert step_work(large, [Chunk(1)]).total.limited_by(hardware) == "bandwidth"
+
+
+@pytest.mark.parametrize(("ridge", "short"), [(1, 64), (8, 64), (9, 128), (64, 512), (65, 1024)])
+def test_a_prompt_tells_from_the_first_power_of_two_that_is_four_times_past_the_turn(ridge, short):
+    """And has 64 tokens or more. A weight of four bytes turns at twice the ridge."""
+    laptop = Hardware("laptop", "float32", ridge * 30e9, 30e9, "made up")
+    model = hf_config.get("laptop-254m").with_dtype("float32")
+    assert telling_prompt_lengths(model, laptop)[3:] == [short, 8 * short]
 
 
 def test_an_empty_step_is_refused(tiny_model):
@@ -322,6 +332,12 @@ def test_activations_are_inputs_and_outputs_once(tiny_model):
     rows_bytes, layers = 3 * 8, 2
     assert operations["qkv projection"].activation_bytes == layers * rows_bytes * (24 + 32 + 2 * 16)
     assert operations["attention"].activation_bytes == layers * rows_bytes * (32 + 32)
+    output_values, gate_and_up_values, down_values = 32 + 24, 24 + 2 * 40, 40 + 24
+    assert operations["output projection"].activation_bytes == layers * rows_bytes * output_values
+    assert operations["gate and up projections"].activation_bytes == (
+        layers * rows_bytes * gate_and_up_values
+    )
+    assert operations["down projection"].activation_bytes == layers * rows_bytes * down_values
     assert operations["lm_head"].activation_bytes == 8 * (24 + 61)
     silent = by_operation(tiny_model, [Chunk(3)])
     for name, one in operations.items():
@@ -339,6 +355,10 @@ def test_activations_of_latents_and_of_a_router_are_inputs_and_outputs_once():
 def test_where_every_layer_has_an_ordinary_mlp_nothing_is_routed(tiny_model):
     dense = replace(tiny_model, experts=Experts(8, 2, 7, dense_layers=(0, 1)))
     assert by_operation(dense, [Chunk(3)]).keys() == by_operation(tiny_model, [Chunk(3)]).keys()
+
+
+def test_an_operation_moves_no_more_than_it_is_told():
+    assert Operation("made up", flops=7).work == Work(7, 0)
 
 
 def test_an_empty_step_has_no_operations(tiny_model):

@@ -15,6 +15,7 @@ from scipy import stats
 from prefill_decode.statistics import (
     LEAST_SAMPLES,
     PERCENTILES,
+    Interval,
     _at_most,
     fit_rounds,
     fit_two_terms,
@@ -131,6 +132,17 @@ def test_a_drift_narrows_the_intervals_of_times_but_not_those_of_ratios_within_r
     assert covers_as_stated(hits(ratios, 3.0), 4000, ratios[0].coverage)
 
 
+def test_an_interval_that_covers_exactly_as_often_as_asked_is_taken():
+    """Of three samples all lie on one side of the median once in four, so the rest is 75 %."""
+    interval, found = median_interval([1, 2, 3], 0.75), percentile([1, 2, 3], 0.5, 0.75)
+    assert (interval.low, interval.high, interval.coverage) == (1, 3, 0.75)
+    assert (found.low, found.high, found.coverage) == (1, 3, 0.75)
+
+
+def test_a_width_is_relative_to_the_median():
+    assert Interval(4, 3, 5, 9).relative_width == 0.5
+
+
 def test_too_few_samples_have_a_median_but_no_interval():
     for n in range(1, LEAST_SAMPLES):
         interval = median_interval([1.0] * n)
@@ -150,7 +162,7 @@ def test_what_has_no_median_is_refused():
         with pytest.raises(ValueError, match="probability"):
             median_interval([1.0], coverage)
     with pytest.raises(ValueError, match="other than 0"):
-        ratio_interval([1.0], [0.0])
+        ratio_interval([1.0, 1.0], [2.0, 0.0])
 
 
 def test_ratios_inside_rounds_cancel_a_drift_that_both_sides_share():
@@ -168,6 +180,7 @@ def test_ratios_need_both_sides_of_every_round():
 def test_spread_is_the_interquartile_range_over_the_median():
     samples = [1.0, 2.0, 3.0, 4.0, 10.0]
     assert relative_spread(samples) == pytest.approx(stats.iqr(samples) / 3.0)
+    assert relative_spread([1.0, 3.0]) == pytest.approx(0.5)  # from 1.5 to 2.5
     assert isnan(relative_spread([1.0]))
 
 
@@ -201,6 +214,10 @@ def test_a_fit_that_cannot_be_made_is_refused():
         fit_two_terms([1, 1], [2, 3], [3, 0])
     with pytest.raises(ValueError, match="told apart"):
         fit_two_terms([1, 2, 3], [2, 4, 6], [1, 2, 4])
+    with pytest.raises(ValueError, match="told apart"):
+        fit_two_terms([0, 0], [1, 2], [1, 1])
+    with pytest.raises(ValueError, match="shorter"):
+        fit_rounds([1, 1], [10, 30], [[7, 14], [11]])
 
 
 def test_the_median_of_fitted_laws_covers_the_law_as_often_as_it_says():
@@ -235,6 +252,12 @@ def test_a_percentile_says_how_many_samples_it_needs(p, least):
     assert least_samples_for(round(1 - p, 3)) == least
     assert percentile([1.0] * least, p).enough
     assert not percentile([1.0] * (least - 1), p).enough
+
+
+def test_a_percentile_is_shown_from_as_many_samples_as_it_needs():
+    """Of 1 to 29 the place of p90 is 25.2 after the first."""
+    assert percentile(range(1, 30), 0.9).value == pytest.approx(26.2)
+    assert isnan(percentile(range(1, 29), 0.9).value)
 
 
 def test_a_chance_that_is_met_exactly_needs_no_further_sample():

@@ -194,8 +194,6 @@ def percentile(samples: Sequence[float], p: float, coverage: float = COVERAGE) -
     sample misses more often than that, the other end gets what is left. A sample may be +inf, for
     what never came. ValueError for NaN and -inf; no samples are too few.
     """
-    _check_p(p)
-    _check_coverage(coverage)
     ordered = sorted(map(float, samples))
     if not all(sample > -inf for sample in ordered):
         raise ValueError(f"samples must be numbers or +inf; got {list(samples)[:10]}")
@@ -206,8 +204,6 @@ def ordered_percentile(
     ordered: Sequence[float], p: float, coverage: float = COVERAGE
 ) -> Percentile:
     """`percentile` of samples in rising order, which need not be a list: few of them are read."""
-    _check_p(p)
-    _check_coverage(coverage)
     n, least_n = len(ordered), least_samples_for(p, coverage)
     withheld = n == 0 or (n < least_n and p != 0.5)
     value = nan if withheld else _interpolated(ordered, p)

@@ -344,6 +344,23 @@ def test_sequences_with_ids_need_the_ids_that_were_sampled():
         scheduler.complete(scheduler.next_step())
 
 
+def test_without_a_token_to_choose_a_sequence_fails_and_nothing_of_it_stays():
+    scheduler = Scheduler(BlockPool(4, 2))
+    failing = SequenceState("f", 4, 3, [1, 2, 3, 4], hold=True)
+    other = SequenceState("o", 2, 3, [5, 6])
+    scheduler.add(failing)
+    scheduler.add(other)
+    assert scheduler.complete(scheduler.next_step(), [None, 7]) == [failing]
+    assert (failing.finish_reason, failing.token_ids) == ("failed", [1, 2, 3, 4])
+    assert (other.finish_reason, other.token_ids) == (None, [5, 6, 7])
+    assert scheduler.held == []
+    assert scheduler.pool.num_free == 3
+    again = SequenceState("a", 4, 1, [1, 2, 3, 4])
+    scheduler.add(again)
+    scheduler.next_step()
+    assert again.reused_tokens == 0
+
+
 @pytest.mark.parametrize("policy", ["decode_first", "prefill_first", "static"])
 def test_a_policy_that_cuts_nothing_takes_over_only_what_is_ready_to_decode(policy):
     scheduler = Scheduler(BlockPool(20, 4), SchedulerSettings(policy, 40, 4))
