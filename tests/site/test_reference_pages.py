@@ -12,7 +12,7 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.mark.parametrize(
-    ("name", "page_name"), [("step_work", "logic"), ("interleave", "measure"), ("Chunk", "words")]
+    ("name", "page_name"), [("step_work", "logic_2"), ("interleave", "measure"), ("Chunk", "words")]
 )
 def test_search_finds_a_function_or_a_class_by_its_name(open_page, name, page_name):
     page = open_page(f"search.html?q={name}")
