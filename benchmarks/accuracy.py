@@ -3,11 +3,11 @@
     python benchmarks/accuracy.py                 # about five minutes; --help for the rest
 
 Steps are calibrated before and after the workloads, between them where there are many; no workload
-is used for that. Where prefill and decode have a process each, steps are calibrated again with that
-process' one thread, before and after, and the link between the two is measured as `prefill-decode
-link` does. Each workload runs in real time on the engine and the scheduler that `serve` uses, in
-this process, and its requests are then simulated: the same arrivals, lengths, prefixes, blocks and
-settings. Rates are chosen by the first calibration so that the engine is busy `--busy` of the time.
+is used for that. Where prefill and decode have a process each, on a processor of its own where
+there are two, steps are calibrated again with that process' one thread, before and after, and the
+link between the two is measured as `prefill-decode link` does. Each workload runs in real time on
+the engine and the scheduler that `serve` uses, in this process, and its requests are then
+simulated: the same arrivals, lengths, prefixes, blocks and settings. Rates are chosen by the first calibration so that the engine is busy `--busy` of the time.
 The interval of a prediction comes from the calibration's fits; near saturation small errors of a
 step grow without bound, and a workload that is predicted to be there is marked.
 
@@ -184,7 +184,7 @@ def apart(plan: Plan) -> list[Replayed]:
         block_tokens=first.block_tokens,
         capacity_tokens=MOST_TOKENS,
         threads=1,
-        own_cpus=True,
+        own_cpus=calibrator.machine.cores > 1,
     )
     done = []
     with workers_here(fleet) as coordinator:

@@ -1,6 +1,7 @@
 """A plan's loads on real workers, of a model so small that only its overheads take time."""
 
 from dataclasses import replace
+from math import nan
 
 import psutil
 import pytest
@@ -121,8 +122,9 @@ def test_what_is_found_makes_a_record(runner, found, tmp_path):
     assert isinstance(record["parameters"]["processors_of_their_own"], bool)
 
 
-def test_a_worker_that_ends_during_a_run_leaves_no_time(runner, monkeypatch):
-    told = iter([{("prefill-0", 1): 1.0}, {("prefill-0", 2): 0.1}])
+@pytest.mark.parametrize("after", [{("prefill-0", 2): 0.1}, {("prefill-0", 1): nan}, {}])
+def test_a_worker_that_ends_during_a_run_leaves_no_time(runner, monkeypatch, after):
+    told = iter([{("prefill-0", 1): 1.0}, after])
     monkeypatch.setattr(runner, "_processor_times_s", lambda: next(told))
     with pytest.raises(RuntimeError, match="a worker ended during a run"):
         runner.steps[timed(PAIR, OUTPUT_HEAVY)]()

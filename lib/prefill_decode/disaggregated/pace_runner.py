@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from math import isnan
 from typing import Any
 
 from prefill_decode.calibrating import Calibrator, design
@@ -168,7 +169,7 @@ class PaceRunner:
         before_s = self._processor_times_s()
         answers = ask_at_once(self._workers, self._asked(load))
         after_s = self._processor_times_s()
-        if set(before_s) != set(after_s):
+        if set(before_s) != set(after_s) or any(map(isnan, after_s.values())):
             raise RuntimeError("a worker ended during a run, so its time is not known: run again")
         for (name, pid), used_s in after_s.items():
             noted = self._computing_s.setdefault(computing(name.partition("-")[0], load), [])
