@@ -7,9 +7,10 @@ is used for that. Where prefill and decode have a process each, on a processor o
 there are two, steps are calibrated again with that process' one thread, before and after, and the
 link between the two is measured as `prefill-decode link` does. Each workload runs in real time on
 the engine and the scheduler that `serve` uses, in this process, and its requests are then
-simulated: the same arrivals, lengths, prefixes, blocks and settings. Rates are chosen by the first calibration so that the engine is busy `--busy` of the time.
-The interval of a prediction comes from the calibration's fits; near saturation small errors of a
-step grow without bound, and a workload that is predicted to be there is marked.
+simulated: the same arrivals, lengths, prefixes, blocks and settings. Rates are chosen by the first
+calibration so that the engine is busy `--busy` of the time. The interval of a prediction comes from
+the calibration's fits; near saturation small errors of a step grow without bound, and a workload
+that is predicted to be there is marked.
 
 Counts:  queues, scheduling, planning, sampling; from a request's arrival until its tokens are on
          the host.
